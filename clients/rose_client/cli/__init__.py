@@ -1,0 +1,1 @@
+"""The `rose` command; one file per group of subcommands."""

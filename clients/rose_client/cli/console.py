@@ -1,0 +1,30 @@
+"""Where the command line writes: results to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def fail(message: str) -> NoReturn:
+    """Say what is wrong and leave with status 1."""
+    err.print(f"[red]error:[/] {message}", markup=True)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def errors_to_exit(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn expected exceptions into a message and status 1; anything else keeps its traceback."""
+    try:
+        yield
+    except kinds as error:
+        err.print("[red]error:[/]", end=" ")
+        err.print(str(error), markup=False)
+        raise typer.Exit(1) from error

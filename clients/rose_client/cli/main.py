@@ -1,0 +1,19 @@
+"""`rose`: serve checkpoints, embed texts, look after repositories, check a machine."""
+
+from __future__ import annotations
+
+import typer
+
+from rose_client.cli import demo, doctor, embed, repository, serve
+
+app = typer.Typer(
+    name="rose",
+    help="ROSE on Triton: an embedding and reranking server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("embed")(embed.embed)
+app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
+app.add_typer(repository.app, name="repository")

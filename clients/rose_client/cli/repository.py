@@ -1,0 +1,56 @@
+"""`rose repository`: the pipelines a server loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rose_backend.errors import RoseError
+from rose_client.cli.console import errors_to_exit, out
+from rose_ensemble.devices import parse_devices
+from rose_ensemble.pipeline import Pipeline
+from rose_ensemble.repository import Repository, default_repository
+
+app = typer.Typer(help="The pipelines a server loads.", no_args_is_help=True)
+
+RepositoryOption = Annotated[
+    Path | None, typer.Option("--repository", help="Folder; by default under the user's state folder.")
+]
+
+
+def open_repository(folder: Path | None) -> Repository:
+    """The repository in `folder`, or in the default place."""
+    return Repository(folder or default_repository())
+
+
+@app.command("add")
+def add(
+    checkpoint: Annotated[Path, typer.Argument(help="Hugging Face or sentence-transformers folder.")],
+    name: Annotated[str | None, typer.Option(help="Model name; by default the folder's.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0,cuda:1,...")] = "auto",
+    repository: RepositoryOption = None,
+) -> None:
+    """Write the three model folders of a checkpoint."""
+    with errors_to_exit(RoseError):
+        folder = checkpoint.resolve()
+        pipeline = Pipeline(name or folder.name, str(folder), parse_devices(device))
+        store = open_repository(repository)
+        store.add(pipeline)
+    out.print(f"added {pipeline.name}: {', '.join(pipeline.configs())} in {store.folder}")
+
+
+@app.command("list")
+def list_pipelines(repository: RepositoryOption = None) -> None:
+    """Print each pipeline: name, devices, checkpoint."""
+    for pipeline in open_repository(repository).pipelines():
+        out.print(f"{pipeline.name}\t{','.join(pipeline.devices)}\t{pipeline.checkpoint}")
+
+
+@app.command("remove")
+def remove(name: Annotated[str, typer.Argument()], repository: RepositoryOption = None) -> None:
+    """Delete a pipeline's model folders; the checkpoint stays."""
+    with errors_to_exit(RoseError):
+        open_repository(repository).remove(name)
+    out.print(f"removed {name}")

@@ -1,0 +1,83 @@
+"""`rose serve`: write the pipelines, start tritonserver, say where it listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rose_backend.errors import RoseError
+from rose_client.cli.console import err, errors_to_exit, out
+from rose_client.cli.repository import RepositoryOption, open_repository
+from rose_ensemble.devices import parse_devices
+from rose_ensemble.pipeline import Pipeline
+from rose_ensemble.repository import Repository
+from rose_ensemble.server_process import Endpoints, ServerProcess
+from rose_ensemble.tritonserver import find_server
+
+
+def serve(
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="Checkpoint folder; may be given several times. Default: what the repository holds."),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Model name of the checkpoint in the same place; default: its folder's."),
+    ] = None,
+    repository: RepositoryOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="auto, cpu, or cuda:0,cuda:1,...: one engine each.", show_default="auto"),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
+) -> None:
+    """Serve checkpoints until stopped. Without any, all-MiniLM-L6-v2 as the model `embed`."""
+    with errors_to_exit(RoseError):
+        store = open_repository(repository)
+        pipelines = _pipelines(store, checkpoint or [], name or [], device)
+        for pipeline in pipelines:
+            store.add(pipeline)
+        endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
+        names = [pipeline.name for pipeline in pipelines]
+        server = ServerProcess(find_server(), store.folder, names, endpoints)
+        with server, err.status(f"starting {', '.join(names)}"):
+            server.wait_until_ready()
+            _announce(endpoints, names)
+            raise typer.Exit(server.wait())
+
+
+def _pipelines(store: Repository, checkpoints: list[Path], names: list[str], device: str | None) -> list[Pipeline]:
+    if len(names) > len(checkpoints):
+        raise typer.BadParameter("more --name than --checkpoint")
+    devices = parse_devices(device) if device is not None else ("auto",)
+    if checkpoints:
+        folders = [folder.resolve() for folder in checkpoints]
+        chosen = names + [folder.name for folder in folders[len(names) :]]
+        return [Pipeline(name, str(folder), devices) for name, folder in zip(chosen, folders, strict=True)]
+    stored = store.pipelines()
+    if not stored:
+        return [Pipeline(devices=devices)]
+    if device is None:
+        return stored
+    return [Pipeline(pipeline.name, pipeline.checkpoint, devices) for pipeline in stored]
+
+
+def _announce(endpoints: Endpoints, names: list[str]) -> None:
+    model = names[0]
+    out.print(f"ready: {', '.join(names)}", style="green")
+    out.print(f"  gRPC     {endpoints.grpc}")
+    out.print(f"  HTTP     http://{endpoints.http}")
+    out.print(f"  metrics  http://{endpoints.metrics}/metrics")
+    body = '{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["hello"]}]}'
+    out.print(f"try:\n  curl -s http://{endpoints.http}/v2/models/{model}/infer -d '{body}'", markup=False)
+    snippet = (
+        "import numpy as np, tritonclient.grpc as g; "
+        't = g.InferInput("TEXT", [1, 1], "BYTES"); t.set_data_from_numpy(np.array([[b"hello"]], dtype=object)); '
+        f'print(g.InferenceServerClient("{endpoints.grpc}").infer("{model}", [t]).as_numpy("EMBEDDING")[0, 0, :4])'
+    )
+    out.print(f"  python -c '{snippet}'", markup=False)

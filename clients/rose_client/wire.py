@@ -1,0 +1,76 @@
+"""The embedding contract as gRPC tensors: what both clients send and how they read the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as grpcclient
+from typing_extensions import TypedDict
+
+_OUTPUTS = ("EMBEDDING", "TOKEN_COUNT")
+
+
+class EmbedOptions(TypedDict, total=False):
+    """What a call may ask for; anything left out is the checkpoint's own choice."""
+
+    prompt_name: str
+    """One of the checkpoint's prompts, put in front of every text."""
+    prompt: str
+    """A literal text to put in front instead."""
+    input_type: str
+    """`query` or `document`: the checkpoint's prompt for it, if it has one."""
+    normalize: bool
+    """Scale vectors to unit length, or not."""
+    truncate: bool
+    """Cut texts that are too long (the default), or have them refused."""
+    truncation_direction: str
+    """The side that is cut, `right` (the default) or `left`."""
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Vectors of one call.
+
+    Attributes:
+        vectors: `[num_texts, dim]` float32, in the order of the texts.
+        token_counts: `[num_texts]` int32, tokens that were run (after truncation).
+    """
+
+    vectors: npt.NDArray[np.float32]
+    token_counts: npt.NDArray[np.int32]
+
+
+def infer_arguments(model: str, texts: Sequence[str], options: EmbedOptions, timeout: float) -> dict[str, Any]:
+    """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
+
+    Raises:
+        ValueError: no texts.
+        TypeError: `texts` is one string instead of a sequence of them, or holds something else.
+    """
+    if isinstance(texts, str):
+        raise TypeError("texts is a single string; pass a list of strings")
+    if len(texts) == 0:
+        raise ValueError("texts is empty: a request needs at least one text")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"texts[{index}] is a {type(text).__name__}, not a string")
+    array = np.array([[text.encode() for text in texts]], dtype=np.object_)
+    tensor = grpcclient.InferInput("TEXT", list(array.shape), "BYTES")
+    tensor.set_data_from_numpy(array)
+    return {
+        "model_name": model,
+        "inputs": [tensor],
+        "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
+        "parameters": dict(options),
+        "client_timeout": timeout,
+    }
+
+
+def read_embeddings(result: grpcclient.InferResult) -> Embeddings:
+    """The answer's tensors, `[1, n, ...]` on the wire."""
+    vectors, counts = (result.as_numpy(name) for name in _OUTPUTS)
+    return Embeddings(vectors.reshape(-1, vectors.shape[-1]), counts.ravel())

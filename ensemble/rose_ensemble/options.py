@@ -1,0 +1,83 @@
+"""Request parameters, parsed once into a frozen object. An unknown name is an error, not a shrug."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rose_backend.errors import InvalidArgumentError
+
+# Headers a gateway forwards arrive as parameters; tracing ones are for others to read.
+_FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
+_INPUT_TYPES = ("query", "document")
+_DIRECTIONS = ("right", "left")
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """What a client may ask of one request.
+
+    Attributes:
+        prompt_name: which of the checkpoint's prompts goes in front of every text.
+        prompt: a literal text to put in front instead.
+        input_type: `query` or `document`; picks the checkpoint's prompt for it, if it has one.
+        normalize: scale vectors to unit length; None leaves it to the checkpoint.
+        truncate: cut texts longer than the model's limit; otherwise they are an error.
+        truncation_direction: the side that is cut, `right` or `left`.
+    """
+
+    prompt_name: str | None = None
+    prompt: str | None = None
+    input_type: str | None = None
+    normalize: bool | None = None
+    truncate: bool = True
+    truncation_direction: str = "right"
+
+    @classmethod
+    def parse(cls, parameters: Mapping[str, Any]) -> RequestOptions:
+        """Check names and values.
+
+        Raises:
+            InvalidArgumentError: names the parameter, its value and what is allowed.
+        """
+        known = cls.__dataclass_fields__
+        values = {name: value for name, value in parameters.items() if name not in _FORWARDED}
+        for name in values:
+            if name not in known:
+                raise InvalidArgumentError(f"parameter {name!r} is not known; known: {sorted(known)}")
+        options = cls(
+            prompt_name=_text(values, "prompt_name"),
+            prompt=_text(values, "prompt"),
+            input_type=_choice(values, "input_type", _INPUT_TYPES),
+            normalize=_flag(values, "normalize"),
+            truncate=_flag(values, "truncate") is not False,
+            truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
+        )
+        named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
+        if len(named) > 1:
+            raise InvalidArgumentError(f"parameters {named} exclude one another: give one of them")
+        return options
+
+
+def _text(values: Mapping[str, Any], name: str) -> str | None:
+    value = values.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not a string")
+    return value
+
+
+def _flag(values: Mapping[str, Any], name: str) -> bool | None:
+    value = values.get(name)
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # some clients send only strings
+        return value.lower() == "true"
+    if value is not None and not isinstance(value, bool):
+        raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not a boolean")
+    return value
+
+
+def _choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> str | None:
+    value = _text(values, name)
+    if value is not None and value.lower() not in allowed:
+        raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not one of {list(allowed)}")
+    return None if value is None else value.lower()

@@ -1,0 +1,151 @@
+"""One checkpoint = three Triton models: `<name>` (ensemble), `<name>_tokenize`, `<name>_rose`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Template
+
+from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT
+
+# Requests larger than this in their first dimension are refused by Triton itself; ours (TextLimits) count b * n.
+_MAX_BATCH_SIZE = 4096
+
+_ENSEMBLE = Template("""\
+# Text in, vectors out: the embedding contract (README.md, "Request and response").
+name: "$name"
+platform: "ensemble"
+max_batch_size: $max_batch_size
+input [
+  { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true },
+  { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
+]
+output [
+  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
+]
+ensemble_scheduling {
+  step [
+    {
+      model_name: "$tokenize"
+      model_version: -1
+      input_map { key: "TEXT" value: "TEXT" }
+      input_map { key: "TOKEN_IDS" value: "TOKEN_IDS" }
+      input_map { key: "TOKEN_LENGTHS" value: "TOKEN_LENGTHS" }
+      output_map { key: "INPUT_IDS" value: "input_ids" }
+      output_map { key: "LENGTHS" value: "lengths" }
+      output_map { key: "ROWS" value: "rows" }
+      output_map { key: "TOKEN_COUNT" value: "TOKEN_COUNT" }
+    },
+    {
+      model_name: "$rose"
+      model_version: -1
+      input_map { key: "INPUT_IDS" value: "input_ids" }
+      input_map { key: "LENGTHS" value: "lengths" }
+      input_map { key: "ROWS" value: "rows" }
+      output_map { key: "EMBEDDING" value: "EMBEDDING" }
+    }
+  ]
+}
+""")
+
+_TOKENIZE = Template("""\
+# Templates, tokenization, truncation and counting, on the CPU.
+name: "$tokenize"
+backend: "python"
+max_batch_size: $max_batch_size
+input [
+  { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
+]
+output [
+  { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ 2 ] },
+  { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
+]
+# No queue delay: whatever waits goes in one call, and nothing waits for company.
+dynamic_batching { max_queue_delay_microseconds: 0 }
+instance_group [ { kind: KIND_CPU count: $tokenizers } ]
+parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
+""")
+
+_ROSE = Template("""\
+# The engine. It keeps its own queue: `execute` returns at once and answers come from the completer.
+name: "$rose"
+backend: "python"
+max_batch_size: $max_batch_size
+input [
+  { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ 2 ] }
+]
+output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+dynamic_batching { max_queue_delay_microseconds: 0 }
+# The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
+instance_group [ $groups ]
+parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
+""")
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How one checkpoint is served.
+
+    Attributes:
+        name: the ensemble clients call.
+        checkpoint: absolute path of a folder, or `DEFAULT_CHECKPOINT`.
+        devices: one engine each: `auto`, `cpu`, `cuda:0`, ...
+        tokenizers: processes that tokenize.
+    """
+
+    name: str = "embed"
+    checkpoint: str = DEFAULT_CHECKPOINT
+    devices: tuple[str, ...] = ("auto",)
+    tokenizers: int = 1
+
+    @property
+    def tokenize_name(self) -> str:
+        """Model name of the first step."""
+        return "tokenize" if self._is_default else f"{self.name}_tokenize"
+
+    @property
+    def rose_name(self) -> str:
+        """Model name of the second step."""
+        return "rose" if self._is_default else f"{self.name}_rose"
+
+    @property
+    def _is_default(self) -> bool:
+        return self.name == "embed"
+
+    def configs(self) -> dict[str, str]:
+        """Text of `config.pbtxt` for each of the three models, by model name."""
+        groups = ", ".join(
+            f'{{ name: "engine-{index}-{device.replace(":", "-")}" kind: KIND_MODEL count: 1 }}'
+            for index, device in enumerate(self.devices)
+        )
+        values = {
+            "name": self.name,
+            "tokenize": self.tokenize_name,
+            "rose": self.rose_name,
+            "checkpoint": self.checkpoint.replace("\\", "\\\\").replace('"', '\\"'),
+            "tokenizers": self.tokenizers,
+            "groups": groups,
+            "max_batch_size": _MAX_BATCH_SIZE,
+        }
+        return {
+            self.name: _ENSEMBLE.substitute(values),
+            self.tokenize_name: _TOKENIZE.substitute(values),
+            self.rose_name: _ROSE.substitute(values),
+        }
+
+
+def device_of_instance(instance_name: str) -> str:
+    """The torch device an instance serves, from Triton's instance name (`<group>_<index>`).
+
+    Example:
+        `engine-1-cuda-0_0` serves `cuda:0`.
+    """
+    device = instance_name.rsplit("_", 1)[0].split("-", 2)[-1]
+    return device.replace("-", ":")

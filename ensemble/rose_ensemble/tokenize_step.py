@@ -1,0 +1,110 @@
+"""The `tokenize` step: many requests in, ragged ids out, each with its own error or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose_backend.core import Int32Array
+from rose_backend.errors import InvalidArgumentError, RoseError
+from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.options import RequestOptions
+from rose_ensemble.templates import prompt_for
+from rose_ensemble.texts import TextLimits, TokenInput
+from rose_ensemble.tokenization import TextTokenizer, Tokens
+
+
+@dataclass(frozen=True)
+class TokenizeInput:
+    """One client request.
+
+    Attributes:
+        content: its texts, row by row, or its token ids.
+        shape: the client's `[b, n]`.
+        options: its parameters.
+    """
+
+    content: list[str] | TokenInput
+    shape: tuple[int, int]
+    options: RequestOptions
+
+
+@dataclass(frozen=True)
+class TokenizeOutput:
+    """What goes on to `rose`, and the counts that go back to the client.
+
+    Attributes:
+        input_ids: `[1, total_tokens]` int32.
+        lengths: `[1, num_sequences]` int32, tokens after truncation.
+        rows: `[1, 2]` int32, the client's b and n.
+        token_count: `[b, n]` int32, the same as `lengths`.
+    """
+
+    input_ids: Int32Array
+    lengths: Int32Array
+    rows: Int32Array
+    token_count: Int32Array
+
+
+class TokenizeStep:
+    """Turns requests into ragged token ids for one checkpoint.
+
+    Args:
+        checkpoint: prompts and tokenizer.
+        limits: checked where tensors are read; kept here so that the adapter passes one object.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, limits: TextLimits) -> None:
+        self.checkpoint = checkpoint
+        self.limits = limits
+        self._tokenizer = TextTokenizer(checkpoint)
+
+    def run(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
+        """Tokenize all requests in one call; the fault of one is its own."""
+        texts: list[str] = []
+        prepared: list[tuple[TokenizeInput, slice] | RoseError] = []
+        for request in requests:
+            try:
+                own = self._prompted(request)
+            except RoseError as error:
+                prepared.append(error)
+                continue
+            prepared.append((request, slice(len(texts), len(texts) + len(own))))
+            texts += own
+        encoded = self._tokenizer.encode(texts)
+        return [item if isinstance(item, RoseError) else self._finish(item[0], encoded[item[1]]) for item in prepared]
+
+    def _prompted(self, request: TokenizeInput) -> list[str]:
+        options = request.options
+        if isinstance(request.content, TokenInput):
+            if options.prompt is not None or options.prompt_name is not None or options.input_type is not None:
+                raise InvalidArgumentError("prompts apply to TEXT; TOKEN_IDS are used as they are")
+            return []
+        prompt = prompt_for(self.checkpoint, options)
+        return [prompt + text for text in request.content] if prompt else request.content
+
+    def _finish(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> TokenizeOutput | RoseError:
+        try:
+            tokens = self._tokens(request, encoded)
+        except RoseError as error:
+            return error
+        return TokenizeOutput(
+            input_ids=tokens.ids[None],
+            lengths=tokens.lengths[None],
+            rows=np.array([request.shape], np.int32),
+            token_count=tokens.lengths.reshape(request.shape),
+        )
+
+    def _tokens(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> Tokens:
+        if isinstance(request.content, TokenInput):
+            longest = int(request.content.lengths.max())
+            if longest > self.checkpoint.max_length:
+                raise InvalidArgumentError(
+                    f"TOKEN_LENGTHS holds {longest}: the limit is {self.checkpoint.max_length} tokens, "
+                    "and token ids are never truncated"
+                )
+            return Tokens(request.content.ids, request.content.lengths)
+        options = request.options
+        return self._tokenizer.fit(encoded, truncate=options.truncate, direction=options.truncation_direction)

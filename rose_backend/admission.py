@@ -1,0 +1,43 @@
+"""What a request must satisfy before it may queue, however it reached the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rose_backend.core import Request
+from rose_backend.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds every request is checked against.
+
+    Attributes:
+        vocab_size: token ids lie in `[0, vocab_size)`; one outside would read foreign memory on a device.
+        max_length: most tokens in one sequence.
+    """
+
+    vocab_size: int
+    max_length: int
+
+    def check(self, request: Request) -> None:
+        """Admit or refuse.
+
+        Raises:
+            InvalidArgumentError: names the tensor, the offending value and the limit.
+        """
+        if request.num_sequences == 0:
+            raise InvalidArgumentError("LENGTHS is empty: a request needs at least one sequence")
+        shortest, longest = int(request.lengths.min()), int(request.lengths.max())
+        if shortest < 1:
+            raise InvalidArgumentError(f"LENGTHS holds {shortest}: every sequence needs at least 1 token")
+        if longest > self.max_length:
+            raise InvalidArgumentError(f"LENGTHS holds {longest}: the limit is {self.max_length} tokens")
+        if int(request.offsets[-1]) != request.num_tokens:
+            raise InvalidArgumentError(
+                f"LENGTHS adds up to {int(request.offsets[-1])}, but INPUT_IDS holds {request.num_tokens} ids"
+            )
+        lowest, highest = int(request.input_ids.min()), int(request.input_ids.max())
+        if lowest < 0 or highest >= self.vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidArgumentError(f"INPUT_IDS holds {wrong}: token ids lie between 0 and {self.vocab_size - 1}")

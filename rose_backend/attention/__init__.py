@@ -1,0 +1,1 @@
+"""Attention over ragged batches: one interface, one file per backend."""

@@ -1,0 +1,140 @@
+"""The few objects everything passes: a Request comes in, Segments of it ride in Batches, a reply goes out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rose_backend.errors import RoseError
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+Reply = Callable[["Float32Array | RoseError"], None]
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One client request: some sequences, answered together and exactly once.
+
+    Attributes:
+        input_ids: `[total_tokens]` int32, all sequences back to back; owned by this request.
+        lengths: `[num_sequences]` int32, tokens of each sequence, each at least 1.
+        reply: called once, from the completer's thread, with `[num_sequences, dim]` float32 or an error.
+        normalize: whether the vectors are scaled to unit length.
+        arrived: `time.monotonic()` seconds.
+    """
+
+    input_ids: Int32Array
+    lengths: Int32Array
+    reply: Reply
+    normalize: bool = True
+    arrived: float = field(default_factory=time.monotonic)
+
+    offsets: Int64Array = field(init=False)
+    """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
+    num_packed: int = field(default=0, init=False)
+    """Sequences already in a batch; advanced by the packer (engine thread)."""
+    num_done: int = field(default=0, init=False)
+    """Sequences whose vectors have come back; advanced by the completer."""
+    rows: Float32Array | None = field(default=None, init=False)
+    """`[num_sequences, dim]`, filled by the completer as batches return."""
+    answered: bool = field(default=False, init=False)
+    """Set by the service when `reply` was called; later parts of the request are then dropped."""
+
+    def __post_init__(self) -> None:
+        self.offsets = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=self.offsets[1:])
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the whole request."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the whole request."""
+        return len(self.input_ids)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens not yet in any batch."""
+        return int(self.offsets[-1] - self.offsets[self.num_packed])
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Sequences `first` up to `first + count` of one request, as part of one batch."""
+
+    request: Request
+    first: int
+    count: int
+
+    @property
+    def input_ids(self) -> Int32Array:
+        """`[tokens]` int32: a view into the request."""
+        start, stop = self.request.offsets[[self.first, self.first + self.count]]
+        return self.request.input_ids[start:stop]
+
+    @property
+    def lengths(self) -> Int32Array:
+        """`[count]` int32: a view into the request."""
+        return self.request.lengths[self.first : self.first + self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one engine step runs: ragged, no padding.
+
+    Sequences stand in ascending order of length, so that equal lengths are neighbours; `order` leads back.
+
+    Attributes:
+        segments: whose sequences these are, first come first.
+        input_ids: `[total_tokens]` int32.
+        cu_seqlens: `[num_sequences + 1]` int32, cumulative lengths, starting at 0.
+        normalize: `[num_sequences]` bool.
+        order: `[num_sequences]` int64; batch row i holds the `order[i]`-th sequence of the segments.
+    """
+
+    segments: tuple[Segment, ...]
+    input_ids: Int32Array
+    cu_seqlens: Int32Array
+    normalize: BoolArray
+    order: Int64Array
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the batch."""
+        return len(self.input_ids)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the batch."""
+        return len(self.order)
+
+    @property
+    def max_seqlen(self) -> int:
+        """Tokens of the longest sequence, which stands last."""
+        return int(self.cu_seqlens[-1] - self.cu_seqlens[-2])
+
+    @classmethod
+    def of(cls, segments: tuple[Segment, ...]) -> Batch:
+        """Lay the segments' sequences out by length; at least one sequence is required."""
+        lengths = np.concatenate([segment.lengths for segment in segments])
+        flat = np.concatenate([segment.input_ids for segment in segments])
+        order = np.argsort(lengths, kind="stable")
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths[order], out=cu_seqlens[1:])
+        # Token t of batch row i comes from flat[starts[order[i]] + t]: one gather, no loop over tokens.
+        shift = starts[order] - cu_seqlens[:-1]
+        source = np.repeat(shift, lengths[order]) + np.arange(len(flat))
+        counts = [segment.count for segment in segments]
+        flags = [segment.request.normalize for segment in segments]
+        return cls(segments, flat[source], cu_seqlens, np.repeat(flags, counts)[order], order)

@@ -1,0 +1,54 @@
+"""First come, first served packing of sequences into a token budget (Tulip's part). No torch, no threads here."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose_backend.core import Batch, Request, Segment
+
+
+@dataclass(frozen=True)
+class TokenPacker:
+    """Takes sequences off the head of a queue until a batch is full.
+
+    A request larger than the budget spreads over several batches; a sequence is never cut. Requests stay in
+    their order: the first sequence that does not fit ends the batch.
+
+    Attributes:
+        token_budget: most tokens in a batch; admission guarantees that every sequence fits alone.
+        max_sequences: most sequences in a batch.
+    """
+
+    token_budget: int
+    max_sequences: int
+
+    def take(self, queue: deque[Request]) -> Batch | None:
+        """Remove the next batch from the queue, or return None where there is nothing to do."""
+        segments: list[Segment] = []
+        tokens_left, sequences_left = self.token_budget, self.max_sequences
+        while queue:
+            request = queue[0]
+            if request.answered:  # an earlier part failed, so nobody waits for the rest
+                queue.popleft()
+                continue
+            first, count = request.num_packed, self._fitting(request, tokens_left, sequences_left)
+            if count == 0:
+                break
+            segments.append(Segment(request, first, count))
+            request.num_packed += count
+            tokens_left -= int(request.offsets[first + count] - request.offsets[first])
+            sequences_left -= count
+            if request.num_packed < request.num_sequences:
+                break
+            queue.popleft()
+        return Batch.of(tuple(segments)) if segments else None
+
+    @staticmethod
+    def _fitting(request: Request, tokens_left: int, sequences_left: int) -> int:
+        """How many of the request's next sequences fit."""
+        first = request.num_packed
+        within_tokens = np.searchsorted(request.offsets, request.offsets[first] + tokens_left, side="right") - 1
+        return min(int(within_tokens) - first, sequences_left, request.num_sequences - first)
