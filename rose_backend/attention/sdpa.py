@@ -37,8 +37,10 @@ class SdpaAttention:
             for start, count, length in groups:
                 # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
                 rows = slice(start, start + count * length)
-                dense = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-                mixed = F.scaled_dot_product_attention(*dense)
+                dense_q, dense_k, dense_v = (
+                    x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
+                )
+                mixed = F.scaled_dot_product_attention(dense_q, dense_k, dense_v)
                 out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
             return out
 

@@ -1,0 +1,41 @@
+# Two commands are all a stranger needs: `make demo` and `make test`. Both make their own virtual environment.
+VENV   ?= .venv
+PYTHON ?= $(shell bash tools/find_python.sh)
+BIN    := $(VENV)/bin
+TORCH  ?= torch==2.13.0
+
+.PHONY: demo serve test lint format bench clean
+.DEFAULT_GOAL := demo
+
+demo: $(VENV)/.server
+	@$(BIN)/rose demo
+
+serve: $(VENV)/.server
+	@$(BIN)/rose serve
+
+test: $(VENV)/.dev lint
+	@$(BIN)/pytest
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+# Whole-path CPU throughput beside sentence-transformers, in one run.
+bench: $(VENV)/.dev
+	@$(BIN)/python loadtests/cpu_throughput.py
+
+$(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.server
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
