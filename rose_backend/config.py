@@ -31,6 +31,19 @@ class HeadConfig:
 
 
 @dataclass(frozen=True)
+class GraphConfig:
+    """Limits of graph capture on a GPU.
+
+    Attributes:
+        memory_budget: bytes all recordings may hold; the least recently used ones go first.
+        largest_bucket: batches of more tokens run eagerly; 0 turns capture off.
+    """
+
+    memory_budget: int = 4 * 2**30
+    largest_bucket: int = 16384
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """One checkpoint on one device.
 
@@ -41,6 +54,9 @@ class EngineConfig:
         device: a torch device string, e.g. `cpu` or `cuda:0`.
         token_budget: most tokens in one batch. At least `max_length`, so that every sequence fits some batch.
         max_sequences: most sequences in one batch.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: float32 on the CPU, bfloat16 on a GPU.
+        attention: a backend's name, or `auto` to measure and choose per bucket.
+        graphs: capture limits.
 
     Raises:
         CheckpointError: a limit is not positive, or the budget is smaller than `max_length`.
@@ -52,6 +68,9 @@ class EngineConfig:
     device: str = "cpu"
     token_budget: int = 1024
     max_sequences: int = 512
+    dtype: str = "auto"
+    attention: str = "auto"
+    graphs: GraphConfig = GraphConfig()
 
     def __post_init__(self) -> None:
         if self.max_length < 1 or self.max_sequences < 1:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
+import logging
+import time
+
 import torch
 
-from rose_backend.attention.sdpa import SdpaAttention
 from rose_backend.config import EngineConfig
 from rose_backend.core import Batch
+from rose_backend.cpu_runner import CpuRunner
 from rose_backend.errors import CheckpointError
 from rose_backend.lazy_tensor import LazyTensor
+from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
-from rose_backend.pooling import normalize_rows, pool
+from rose_backend.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class RoseEngine:
@@ -26,13 +33,24 @@ class RoseEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._model = load_model(config.checkpoint, torch.device(config.device), torch.float32)
+        began = time.perf_counter()
+        device = torch.device(config.device)
+        self._model = load_model(config.checkpoint, device, _dtype(config, device))
         if config.max_length > self._model.max_positions:
             raise CheckpointError(
                 f"max_length {config.max_length} is more than the {self._model.max_positions} positions "
                 f"that {config.checkpoint} was trained with"
             )
-        self._attention = SdpaAttention()
+        loaded = time.perf_counter()
+        self.runner = _runner(self._model, config, device)
+        logger.info(
+            "engine started",
+            extra={
+                "device": str(device),
+                "load_seconds": round(loaded - began, 2),
+                "prepare_seconds": round(time.perf_counter() - loaded, 2),
+            },
+        )
 
     @property
     def dim(self) -> int:
@@ -44,16 +62,26 @@ class RoseEngine:
         """Token ids are below it."""
         return self._model.vocab_size
 
-    @torch.inference_mode()
     def step(self, batch: Batch) -> LazyTensor:
-        """Launch one batch.
+        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
+        return self.runner.run(batch)
 
-        Returns:
-            `[batch.num_sequences, dim]` float32, in batch order.
-        """
-        cu_seqlens = torch.from_numpy(batch.cu_seqlens)
-        starts = np.repeat(batch.cu_seqlens[:-1], np.diff(batch.cu_seqlens))
-        positions = torch.from_numpy(np.arange(batch.num_tokens, dtype=np.int32) - starts)
-        hidden = self._model(torch.from_numpy(batch.input_ids), positions, self._attention.plan(batch.cu_seqlens))
-        pooled = pool(hidden, cu_seqlens, self.config.head.pooling)
-        return LazyTensor(normalize_rows(pooled, torch.from_numpy(batch.normalize)))
+    def close(self) -> None:
+        """Free what the device holds. Call from the thread that ran the steps, after the last."""
+        self.runner.close()
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if config.dtype not in _DTYPES:
+        raise CheckpointError(f"dtype {config.dtype!r} is not one of {['auto', *_DTYPES]}")
+    return _DTYPES[config.dtype]
+
+
+def _runner(model: RaggedModel, config: EngineConfig, device: torch.device) -> Runner:
+    if device.type == "cpu":
+        return CpuRunner(model, config.head.pooling)
+    from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch
+
+    return CudaRunner(model, config)

@@ -1,7 +1,16 @@
-"""The handle a step returns: a host buffer that becomes valid when the device has caught up."""
+"""The handle a step returns, and the page-locked ring its values arrive in.
+
+A slot of the ring goes back only when the last reader has let go: the handle itself, or any array made from it.
+"""
 
 from __future__ import annotations
 
+import threading
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
 import torch
 
 from rose_backend.core import Float32Array
@@ -11,17 +20,17 @@ class LazyTensor:
     """Vectors of one batch, `[num_sequences, dim]` float32 on the host, perhaps still on their way.
 
     Args:
-        host: the host tensor; page-locked where a device copies into it.
+        rows: the host values; their array's base keeps the memory from being reused.
         event: recorded after the copy; None where the values are already there.
     """
 
-    def __init__(self, host: torch.Tensor, event: torch.cuda.Event | None = None) -> None:
-        self._host = host
+    def __init__(self, rows: Float32Array, event: torch.cuda.Event | None = None) -> None:
+        self._rows = rows
         self._event = event
 
     def ready(self) -> bool:
         """Whether `numpy` would return without waiting."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+        return self._event is None or bool(self._event.query())
 
     def wait(self) -> None:
         """Block until the values are on the host; other threads run meanwhile."""
@@ -29,7 +38,72 @@ class LazyTensor:
             self._event.synchronize()
 
     def numpy(self) -> Float32Array:
-        """Wait, then return the values, `[num_sequences, dim]` float32, without copying."""
+        """Wait, then return the values, `[num_sequences, dim]` float32, without copying.
+
+        The array, and every view of it, keeps its memory: nothing will be written there while one is alive.
+        """
         self.wait()
-        rows: Float32Array = self._host.numpy()
-        return rows
+        return self._rows
+
+
+class _Slot:
+    """One buffer of the ring and the event of the last copy into it."""
+
+    def __init__(self, capacity: int, pinned: bool) -> None:
+        self.buffer = torch.empty(capacity, dtype=torch.float32, pin_memory=pinned)
+        self.copied: torch.cuda.Event | None = torch.cuda.Event() if pinned else None
+
+
+class _Lease:
+    """Owner of a slot's memory while arrays look at it; numpy keeps it as those arrays' base."""
+
+    def __init__(self, slot: _Slot, shape: tuple[int, int]) -> None:
+        self._slot = slot
+        self.__array_interface__: dict[str, Any] = {
+            "data": (slot.buffer.data_ptr(), False),
+            "shape": shape,
+            "typestr": "<f4",
+            "version": 3,
+        }
+
+
+class PinnedRing:
+    """Page-locked result buffers. Starts with two and grows when readers hold on to them.
+
+    `take` belongs to the engine thread; slots come back from whichever thread drops the last array.
+
+    Args:
+        capacity: float32 values of a slot.
+        pinned: page-lock the buffers; off only where there is no GPU.
+    """
+
+    def __init__(self, capacity: int, *, pinned: bool = True) -> None:
+        self._capacity = capacity
+        self._pinned = pinned
+        self._lock = threading.Lock()
+        self._free: deque[_Slot] = deque(_Slot(capacity, pinned) for _ in range(2))
+        self.num_slots = 2
+
+    def take(self, num_sequences: int, dim: int) -> tuple[torch.Tensor, Float32Array, torch.cuda.Event | None]:
+        """A buffer nobody reads or writes.
+
+        Returns:
+            The `[num_sequences, dim]` tensor to copy into, the array readers get, and the event to record after
+            the copy. The slot is free again once that array and all its views are gone.
+        """
+        with self._lock:
+            slot = self._free.popleft() if self._free else None
+        if slot is None:
+            slot = _Slot(self._capacity, self._pinned)
+            self.num_slots += 1
+        if slot.copied is not None:
+            slot.copied.synchronize()  # a handle that was dropped unread may have left its copy under way
+        lease = _Lease(slot, (num_sequences, dim))
+        weakref.finalize(lease, self._give_back, slot)
+        rows: Float32Array = np.asarray(lease)
+        target = slot.buffer[: num_sequences * dim].view(num_sequences, dim)
+        return target, rows, slot.copied
+
+    def _give_back(self, slot: _Slot) -> None:
+        with self._lock:
+            self._free.append(slot)

@@ -1,47 +1,59 @@
 """Attention for the CPU: neighbours of equal length share one dense call, so nothing is padded or masked.
 
 Measured against a call per sequence, padding with a mask, a block-diagonal mask and nested tensors: equal-length
-groups were fastest or level on every mix of lengths (docs/cpu.md).
+groups were fastest or level on every mix of lengths (docs/cpu.md). On a GPU it serves float32, eagerly.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
-from rose_backend.attention.base import Attend
-from rose_backend.core import Int32Array
+from rose_backend.attention.base import Geometry, RaggedLayout
 
 
 @dataclass(frozen=True)
-class SdpaAttention:
-    """Bidirectional `scaled_dot_product_attention` on groups of equally long sequences."""
+class SdpaBackend:
+    """`scaled_dot_product_attention` on groups of equally long sequences; they should be neighbours."""
 
+    geometry: Geometry
     name: str = "sdpa"
+    capturable: bool = False
 
-    def plan(self, cu_seqlens: Int32Array) -> Attend:
-        """Find the runs of equal length. See `AttentionBackend.plan`."""
-        lengths = np.diff(cu_seqlens)
-        first = np.flatnonzero(np.diff(lengths, prepend=0))  # every length is >= 1, so sequence 0 starts a run
-        counts = np.diff(first, append=len(lengths))
-        groups = [
-            (int(cu_seqlens[index]), int(count), int(lengths[index]))
-            for index, count in zip(first, counts, strict=True)
+    def open(self, layout: RaggedLayout) -> SdpaAttention:  # noqa: ARG002 (works from each batch's own lengths)
+        """See `AttentionBackend`."""
+        return SdpaAttention(self.geometry)
+
+
+class SdpaAttention:
+    """See `Attention`."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._causal = geometry.causal
+        self._grouped = geometry.num_heads != geometry.num_kv_heads
+        self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
+
+    def plan(self, cu_seqlens: torch.Tensor) -> None:
+        """Find the runs of equal length. See `Attention`."""
+        lengths, counts = torch.unique_consecutive(cu_seqlens.diff(), return_counts=True)
+        starts = (lengths * counts).cumsum(0) - lengths * counts
+        self._groups = [
+            (start, count, length)
+            for start, count, length in zip(starts.tolist(), counts.tolist(), lengths.tolist(), strict=True)
+            if length > 0
         ]
 
-        def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            out = torch.empty_like(q)
-            for start, count, length in groups:
-                # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
-                rows = slice(start, start + count * length)
-                dense_q, dense_k, dense_v = (
-                    x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
-                )
-                mixed = F.scaled_dot_product_attention(dense_q, dense_k, dense_v)
-                out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
-            return out
-
-        return attend
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attention`."""
+        out = torch.empty_like(q)
+        for start, count, length in self._groups:
+            # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
+            rows = slice(start, start + count * length)
+            dense_q, dense_k, dense_v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+            mixed = F.scaled_dot_product_attention(
+                dense_q, dense_k, dense_v, is_causal=self._causal and length > 1, enable_gqa=self._grouped
+            )
+            out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
+        return out

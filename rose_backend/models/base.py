@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from rose_backend.attention.base import Attend
+from rose_backend.attention.base import Attention, Geometry
+from rose_backend.kernels.ops import Ops
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """What a model is built from.
+
+    Attributes:
+        folder: the checkpoint, with safetensors weights.
+        values: its `config.json`.
+        device: where to compute.
+        dtype: what to compute in.
+        ops: the fused steps for that device.
+    """
+
+    folder: Path
+    values: dict[str, Any]
+    device: torch.device
+    dtype: torch.dtype
+    ops: Ops
 
 
 class RaggedModel(Protocol):
@@ -16,18 +38,22 @@ class RaggedModel(Protocol):
         hidden_size: width of a token vector.
         vocab_size: token ids are below it.
         max_positions: longest sequence the weights allow, in tokens.
+        num_layers: how often attention runs.
+        geometry: of every layer's attention.
     """
 
     hidden_size: int
     vocab_size: int
     max_positions: int
+    num_layers: int
+    geometry: Geometry
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """Run all layers.
 
         Args:
-            input_ids: `[total_tokens]` int.
-            positions: `[total_tokens]` int, from 0 in every sequence.
+            input_ids: `[total_tokens]` int32.
+            positions: `[total_tokens]` int32, from 0 in every sequence.
             attend: the batch's planned attention.
 
         Returns:

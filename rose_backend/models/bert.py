@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from rose_backend.attention.base import Attend
+from rose_backend.attention.base import Attention, Geometry
 from rose_backend.errors import CheckpointError
+from rose_backend.kernels.ops import Ops
+from rose_backend.models.base import ModelSource
 from rose_backend.weights import Weights
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
+_Activation = Callable[[Ops, torch.Tensor], torch.Tensor]
+_ACTIVATIONS: dict[str, _Activation] = {
+    "gelu": lambda ops, x: ops.gelu(x),
+    "gelu_new": lambda _, x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda _, x: F.gelu(x, approximate="tanh"),
+    "relu": lambda _, x: F.relu(x),
+    "silu": lambda _, x: F.silu(x),
 }
 
 
@@ -80,10 +82,6 @@ class _Linear:
 class _Norm:
     weight: torch.Tensor  # [hidden]
     bias: torch.Tensor  # [hidden]
-    eps: float
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
 @dataclass(frozen=True)
@@ -97,44 +95,48 @@ class _Layer:
 
 
 class Bert:
-    """A BERT encoder; see `models.base.RaggedModel` for the call.
+    """A BERT encoder; see `RaggedModel` for the call.
 
-    Args:
-        folder: the checkpoint, with safetensors weights.
-        values: its `config.json`.
-        device: where to compute.
-        dtype: what to compute in.
+    Raises:
+        CheckpointError: the files do not fit the architecture.
     """
 
-    def __init__(self, folder: Path, values: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> None:
-        config = BertConfig.from_json(values)
-        weights = Weights(folder, "embeddings.word_embeddings.weight", ("", "bert."), device, dtype)
+    def __init__(self, source: ModelSource) -> None:
+        config = BertConfig.from_json(source.values)
+        weights = Weights(
+            source.folder, "embeddings.word_embeddings.weight", ("", "bert."), source.device, source.dtype
+        )
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_position_embeddings
-        self._num_heads = config.num_attention_heads
+        self.num_layers = config.num_hidden_layers
+        heads = config.num_attention_heads
+        self.geometry = Geometry(heads, heads, config.hidden_size // heads, False, source.dtype, source.device)
+        self._eps = config.layer_norm_eps
+        self._ops = source.ops
         self._activation = _ACTIVATIONS[config.hidden_act]
         self._words = weights.take("embeddings.word_embeddings.weight")
         # Single texts are all of type 0; its row is not zero, so it is added to every position once, here.
         types = weights.take("embeddings.token_type_embeddings.weight")
-        self._positions = weights.take("embeddings.position_embeddings.weight") + types[0]
-        self._embedding_norm = _norm(weights, "embeddings.LayerNorm", config)
-        self._layers = [_layer(weights, f"encoder.layer.{i}.", config) for i in range(config.num_hidden_layers)]
+        self._places = weights.take("embeddings.position_embeddings.weight") + types[0]
+        self._embedding_norm = _norm(weights, "embeddings.LayerNorm")
+        self._layers = [_layer(weights, f"encoder.layer.{index}.") for index in range(config.num_hidden_layers)]
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """See `RaggedModel`."""
-        x = F.embedding(input_ids, self._words).add_(F.embedding(positions, self._positions))
-        x = self._embedding_norm(x)
+        ops, eps, norm = self._ops, self._eps, self._embedding_norm
+        x = ops.embed_layer_norm(input_ids, positions, self._words, self._places, norm.weight, norm.bias, eps)
         for layer in self._layers:
-            q, k, v = layer.qkv(x).view(len(x), 3, self._num_heads, -1).unbind(1)
+            q, k, v = layer.qkv(x).view(len(x), 3, self.geometry.num_heads, -1).unbind(1)
             mixed = layer.attention_out(attend(q, k, v).flatten(1))
-            x = layer.attention_norm(mixed.add_(x))
-            x = layer.mlp_norm(layer.down(self._activation(layer.up(x))).add_(x))
+            x = ops.add_layer_norm(mixed, x, layer.attention_norm.weight, layer.attention_norm.bias, eps)
+            wide = self._activation(ops, layer.up(x))
+            x = ops.add_layer_norm(layer.down(wide), x, layer.mlp_norm.weight, layer.mlp_norm.bias, eps)
         return x
 
 
-def _norm(weights: Weights, name: str, config: BertConfig) -> _Norm:
-    return _Norm(weights.take(name + ".weight"), weights.take(name + ".bias"), config.layer_norm_eps)
+def _norm(weights: Weights, name: str) -> _Norm:
+    return _Norm(weights.take(name + ".weight"), weights.take(name + ".bias"))
 
 
 def _linear(weights: Weights, *names: str) -> _Linear:
@@ -144,13 +146,13 @@ def _linear(weights: Weights, *names: str) -> _Linear:
     )
 
 
-def _layer(weights: Weights, prefix: str, config: BertConfig) -> _Layer:
+def _layer(weights: Weights, prefix: str) -> _Layer:
     own = prefix + "attention.self."
     return _Layer(
         qkv=_linear(weights, own + "query", own + "key", own + "value"),
         attention_out=_linear(weights, prefix + "attention.output.dense"),
-        attention_norm=_norm(weights, prefix + "attention.output.LayerNorm", config),
+        attention_norm=_norm(weights, prefix + "attention.output.LayerNorm"),
         up=_linear(weights, prefix + "intermediate.dense"),
         down=_linear(weights, prefix + "output.dense"),
-        mlp_norm=_norm(weights, prefix + "output.LayerNorm", config),
+        mlp_norm=_norm(weights, prefix + "output.LayerNorm"),
     )

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from rose_backend.errors import CheckpointError
-from rose_backend.models.base import RaggedModel
+from rose_backend.kernels.torch_ops import TorchOps
+from rose_backend.models.base import ModelSource, RaggedModel
 from rose_backend.models.bert import Bert
+from rose_backend.models.qwen3 import Qwen3
 
-_Builder = Callable[[Path, Mapping[str, Any], torch.device, torch.dtype], RaggedModel]
-
-_MODELS: dict[str, _Builder] = {
+_MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
     "bert": Bert,
+    "bidirectional_pplx_qwen3": Qwen3,
+    "qwen3": Qwen3,
 }
 
 
@@ -32,4 +33,8 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Ragged
         raise CheckpointError(
             f"{folder / 'config.json'}: model_type {values.get('model_type')!r} is not served; known: {sorted(_MODELS)}"
         )
-    return builder(folder, values, device, dtype)
+    if device.type == "cuda":
+        from rose_backend.kernels.triton_ops import TritonOps  # the Triton language comes with CUDA builds of torch
+
+        return builder(ModelSource(folder, values, device, dtype, TritonOps()))
+    return builder(ModelSource(folder, values, device, dtype, TorchOps()))

@@ -1,0 +1,132 @@
+"""FlashInfer's ragged prefill kernels, FA2 and FA3, recorded in CUDA graphs.
+
+The work split is planned on the host for every batch, outside the graph; the plan's arrays travel to one fixed
+device workspace. One workspace serves every layout, since each batch is planned right before it runs. The
+page-locked side alternates, so that a plan never overwrites what an earlier batch's copy has yet to read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.attention.flashinfer_build import KernelSpec, missing
+
+_FLOAT_WORKSPACE_BYTES = 128 * 2**20  # FlashInfer's recommendation; key splits, the only large user, are off
+_INT_WORKSPACE_BYTES = 8 * 2**20  # what the wrapper itself would allocate
+_PLANS_IN_FLIGHT = 3
+
+
+@dataclass
+class _Workspace:
+    """Buffers all layouts share; `stage` and `sent` rotate."""
+
+    floats: torch.Tensor
+    ints: torch.Tensor
+    staging: list[torch.Tensor]
+    sent: list[torch.cuda.Event]
+    turn: int = 0
+
+
+@dataclass(frozen=True)
+class FlashInferBackend:
+    """One of FlashInfer's kernels for one geometry.
+
+    Raises:
+        BackendUnavailableError: package or kernel not installed, or a card, dtype or head size it is not for.
+    """
+
+    geometry: Geometry
+    kernel: Literal["fa2", "fa3"]
+    capturable: bool = True
+    _workspace: _Workspace = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        geometry, name = self.geometry, self.name
+        if geometry.device.type != "cuda":
+            raise BackendUnavailableError(f"{name}: needs a CUDA device")
+        if geometry.dtype not in (torch.bfloat16, torch.float16):
+            raise BackendUnavailableError(f"{name}: no kernel for {geometry.dtype}")
+        if geometry.head_dim not in (64, 128, 256):
+            raise BackendUnavailableError(f"{name}: no kernel for head_dim {geometry.head_dim}")
+        if self.kernel == "fa3" and torch.cuda.get_device_capability(geometry.device) != (9, 0):
+            raise BackendUnavailableError(f"{name}: needs a Hopper GPU")
+        if importlib.util.find_spec("flashinfer") is None:
+            raise BackendUnavailableError(f"{name}: pip install flashinfer-python")
+        dtype: Literal["bfloat16", "float16"] = "bfloat16" if geometry.dtype is torch.bfloat16 else "float16"
+        if missing([KernelSpec(self.kernel, head_dim=geometry.head_dim, dtype=dtype)]):
+            raise BackendUnavailableError(f"{name}: kernel not built; run `rose build-kernels` once")
+        # A kernel that should be there but is not must fail at once, not stall a request behind a compiler.
+        os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
+        workspace = _Workspace(
+            floats=torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device),
+            ints=torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device),
+            staging=[
+                torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_PLANS_IN_FLIGHT)
+            ],
+            sent=[torch.cuda.Event() for _ in range(_PLANS_IN_FLIGHT)],
+        )
+        object.__setattr__(self, "_workspace", workspace)
+
+    @property
+    def name(self) -> str:
+        """See `AttentionBackend`."""
+        return f"flashinfer_{self.kernel}"
+
+    def open(self, layout: RaggedLayout) -> FlashInferAttention:
+        """See `AttentionBackend`."""
+        return FlashInferAttention(self.geometry, self.kernel, layout, self._workspace)
+
+
+class FlashInferAttention:
+    """See `Attention`."""
+
+    def __init__(self, geometry: Geometry, kernel: str, layout: RaggedLayout, workspace: _Workspace) -> None:
+        from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
+
+        self._geometry = geometry
+        self._workspace = workspace
+        self._fa2 = kernel == "fa2"
+        self._wrapper: Any = BatchPrefillWithRaggedKVCacheWrapper(
+            workspace.floats,
+            use_cuda_graph=True,
+            qo_indptr_buf=layout.cu_seqlens,
+            kv_indptr_buf=layout.cu_seqlens,
+            backend=kernel,
+        )
+        self._wrapper._int_workspace_buffer = workspace.ints
+        # The first plan fixes the most rows this wrapper takes: one sequence holding all of them.
+        full = torch.full((layout.num_sequences + 1,), layout.num_tokens, dtype=torch.int32, pin_memory=True)
+        full[0] = 0
+        self.plan(full)
+
+    def plan(self, cu_seqlens: torch.Tensor) -> None:
+        """Split the batch's work over the card. See `Attention`."""
+        workspace, geometry = self._workspace, self._geometry
+        workspace.turn = (workspace.turn + 1) % _PLANS_IN_FLIGHT
+        sent = workspace.sent[workspace.turn]
+        sent.synchronize()  # three plans ago; its copy has long run
+        self._wrapper._pin_memory_int_workspace_buffer = workspace.staging[workspace.turn]
+        self._wrapper.plan(
+            cu_seqlens,
+            cu_seqlens,
+            geometry.num_heads,
+            geometry.num_kv_heads,
+            geometry.head_dim,
+            causal=geometry.causal,
+            sm_scale=geometry.scale,
+            q_data_type=geometry.dtype,
+            disable_split_kv=self._fa2,
+        )
+        sent.record()
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attention`."""
+        run: Callable[..., torch.Tensor] = self._wrapper.run
+        return run(q, k, v)

@@ -1,0 +1,237 @@
+"""Which backend a bucket uses: the installed ones are timed on this card for this model once, and the table kept."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rose_backend.attention.base import (
+    Attention,
+    AttentionBackend,
+    BackendUnavailableError,
+    Geometry,
+    RaggedLayout,
+)
+from rose_backend.attention.flash_attention_4 import FlashAttention4Backend
+from rose_backend.attention.flashinfer import FlashInferBackend
+from rose_backend.attention.sdpa import SdpaBackend
+from rose_backend.attention.torch_varlen import TorchVarlenBackend
+from rose_backend.buckets import Bucket
+from rose_backend.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_CANDIDATES: dict[str, Callable[[Geometry], AttentionBackend]] = {
+    "torch_varlen": TorchVarlenBackend,
+    "flashinfer_fa2": lambda geometry: FlashInferBackend(geometry, "fa2"),
+    "flashinfer_fa3": lambda geometry: FlashInferBackend(geometry, "fa3"),
+    "flash_attention_4": FlashAttention4Backend,
+}
+_PACKAGES = ("torch", "flashinfer-python", "flash-attn-4")
+_CALLS_PER_GRAPH = 8
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A measured case: equal sequences of `length` tokens, `num_tokens` together. Both are powers of two."""
+
+    length: int
+    num_tokens: int
+
+    @classmethod
+    def of(cls, bucket: Bucket, longest: int, most_tokens: int) -> Shape:
+        """The case nearest to a bucket: its typical length and its tokens, within what was measured."""
+        typical = min(bucket.max_seqlen, max(1, bucket.num_tokens // bucket.num_sequences))
+        length = min(max(_nearest_power(typical), _SHORTEST), longest)
+        return cls(length, min(max(_nearest_power(bucket.num_tokens), length), most_tokens))
+
+
+_SHORTEST = 16
+
+
+class AttentionSelector:
+    """Answers with a backend for every bucket.
+
+    Args:
+        backends: those that can run here.
+        table: a backend's name for each measured shape; empty if there is nothing to choose.
+    """
+
+    def __init__(self, backends: Sequence[AttentionBackend], table: dict[Shape, str]) -> None:
+        self._backends = {backend.name: backend for backend in backends}
+        self.table = table
+
+    @property
+    def backends(self) -> list[AttentionBackend]:
+        """Those that some bucket can get."""
+        used = set(self.table.values()) or set(self._backends)
+        return [backend for name, backend in self._backends.items() if name in used]
+
+    def choose(self, bucket: Bucket) -> AttentionBackend:
+        """The fastest measured backend for a bucket of this kind."""
+        if not self.table:
+            return next(iter(self._backends.values()))
+        longest = max(shape.length for shape in self.table)
+        most_tokens = max(shape.num_tokens for shape in self.table)
+        return self._backends[self.table[Shape.of(bucket, longest, most_tokens)]]
+
+
+def select_attention(
+    geometry: Geometry, wanted: str, num_layers: int, max_length: int, max_tokens: int
+) -> AttentionSelector:
+    """Find what is installed and decide.
+
+    Args:
+        geometry: of the model's attention.
+        wanted: a backend's name, or `auto` to measure.
+        num_layers: how many calls a step makes, against one plan.
+        max_length: longest sequence, in tokens.
+        max_tokens: most tokens of a batch.
+
+    Raises:
+        CheckpointError: the wanted backend is unknown or cannot run here.
+    """
+    if geometry.dtype is torch.float32:  # no ragged kernel computes in float32
+        return AttentionSelector([SdpaBackend(geometry)], {})
+    if wanted != "auto":
+        return AttentionSelector([_open_wanted(geometry, wanted)], {})
+    backends: list[AttentionBackend] = []
+    for name, make in _CANDIDATES.items():
+        try:
+            backends.append(make(geometry))
+        except BackendUnavailableError as reason:  # noqa: PERF203 (four of them, once)
+            logger.info("attention backend left out", extra={"backend": name, "reason": str(reason)})
+    if not backends:
+        return AttentionSelector([SdpaBackend(geometry)], {})
+    if len(backends) == 1:
+        return AttentionSelector(backends, {})
+    names = [backend.name for backend in backends]
+    cache = _cache_file(geometry, names, num_layers, max_length, max_tokens)
+    table = _load(cache)
+    if table is None:
+        table = measure(backends, geometry, num_layers, _shapes(max_length, max_tokens))
+        _store(cache, table)
+    logger.info("attention chosen", extra={"table": {f"{s.length}x{s.num_tokens}": n for s, n in table.items()}})
+    return AttentionSelector(backends, table)
+
+
+def measure(
+    backends: Sequence[AttentionBackend], geometry: Geometry, num_layers: int, shapes: Sequence[Shape]
+) -> dict[Shape, str]:
+    """The fastest backend of each shape, counting one plan and `num_layers` calls as a step makes them."""
+    table = {}
+    for shape in shapes:
+        costs = {backend.name: step_microseconds(backend, geometry, num_layers, shape) for backend in backends}
+        table[shape] = min(costs, key=costs.__getitem__)
+        logger.info("attention measured", extra={"shape": shape, "microseconds": costs})
+    return table
+
+
+def step_microseconds(backend: AttentionBackend, geometry: Geometry, num_layers: int, shape: Shape) -> float:
+    """What attention costs a step: the plan's host time plus all layers' device time as graph replays."""
+    count = shape.num_tokens // shape.length
+    offsets = (torch.arange(count + 1, dtype=torch.int32) * shape.length).pin_memory()
+    cu_seqlens = offsets.to(geometry.device)
+    heads = [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
+    qkv = torch.randn(shape.num_tokens, sum(heads), geometry.head_dim, device=geometry.device).to(geometry.dtype)
+    stream = torch.cuda.Stream(geometry.device)
+    with torch.cuda.stream(stream):
+        attention = backend.open(RaggedLayout(cu_seqlens, shape.num_tokens, shape.length))
+        q, k, v = qkv.split(heads, dim=1)
+        plans = []
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            attention.plan(offsets)
+            plans.append(time.perf_counter() - began)
+            stream.synchronize()
+        graph = _record_calls(attention, q, k, v)
+        device_ms = statistics.median(_replay_milliseconds(graph) for _ in range(_REPEATS))
+    return statistics.median(plans) * 1e6 + device_ms * 1e3 * num_layers / _CALLS_PER_GRAPH
+
+
+def _record_calls(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.cuda.CUDAGraph:
+    attention(q, k, v)
+    torch.cuda.current_stream().synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="thread_local")
+    try:
+        for _ in range(_CALLS_PER_GRAPH):
+            attention(q, k, v)
+    finally:
+        graph.capture_end()
+    graph.replay()
+    return graph
+
+
+def _replay_milliseconds(graph: torch.cuda.CUDAGraph) -> float:
+    began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    began.record()
+    graph.replay()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended))
+
+
+def _open_wanted(geometry: Geometry, wanted: str) -> AttentionBackend:
+    if wanted not in _CANDIDATES:
+        raise CheckpointError(f"attention {wanted!r} is not one of {['auto', *_CANDIDATES]}")
+    try:
+        return _CANDIDATES[wanted](geometry)
+    except BackendUnavailableError as cause:
+        raise CheckpointError(f"attention {wanted!r} was asked for: {cause}") from cause
+
+
+def _shapes(max_length: int, max_tokens: int) -> list[Shape]:
+    """Powers of two, four apart in length and two apart in tokens, up to the limits."""
+    lengths = _powers(_SHORTEST, max(_SHORTEST, _nearest_power(min(max_length, max_tokens))))
+    top = _nearest_power(max_tokens)
+    return [Shape(length, tokens) for length in lengths for tokens in _powers(length, max(top, length))]
+
+
+def _powers(first: int, last: int) -> list[int]:
+    return [first << shift for shift in range((last // first).bit_length())]
+
+
+def _nearest_power(value: int) -> int:
+    """The power of two nearest to a number, in the logarithm."""
+    lower = 1 << (value.bit_length() - 1)
+    return lower if value * value < 2 * lower * lower else 2 * lower
+
+
+def _cache_file(geometry: Geometry, names: Sequence[str], *limits: int) -> Path:
+    """Where the table for this card, model and set of installed packages is kept."""
+    versions = []
+    for package in _PACKAGES:
+        try:
+            versions.append(importlib.metadata.version(package))
+        except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 (three of them, once)
+            versions.append("")
+    card = torch.cuda.get_device_name(geometry.device)
+    shape = (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.causal, str(geometry.dtype))
+    key = hashlib.sha256(repr((card, shape, *names, *versions, *limits)).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rose" / f"attention-{key}.json"
+
+
+def _load(path: Path) -> dict[Shape, str] | None:
+    if not path.is_file():
+        return None
+    return {Shape(length, tokens): name for length, tokens, name in json.loads(path.read_text())}
+
+
+def _store(path: Path, table: dict[Shape, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps([[s.length, s.num_tokens, name] for s, name in table.items()]))
+    temporary.replace(path)

@@ -1,0 +1,58 @@
+"""FlashAttention 2 as built into torch: ragged, capturable, nothing to plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+
+_LARGEST_HEAD_DIM = 256
+
+
+@dataclass(frozen=True)
+class TorchVarlenBackend:
+    """`aten::_flash_attention_forward` over `cu_seqlens` on the device.
+
+    Raises:
+        BackendUnavailableError: not on a GPU, or a dtype or head size the kernel does not have.
+    """
+
+    geometry: Geometry
+    name: str = "torch_varlen"
+    capturable: bool = True
+
+    def __post_init__(self) -> None:
+        geometry = self.geometry
+        if geometry.device.type != "cuda":
+            raise BackendUnavailableError("torch_varlen: needs a CUDA device")
+        if geometry.dtype not in (torch.bfloat16, torch.float16):
+            raise BackendUnavailableError(f"torch_varlen: no kernel for {geometry.dtype}")
+        if geometry.head_dim > _LARGEST_HEAD_DIM or geometry.head_dim % 8:
+            raise BackendUnavailableError(f"torch_varlen: no kernel for head_dim {geometry.head_dim}")
+
+    def open(self, layout: RaggedLayout) -> TorchVarlenAttention:
+        """See `AttentionBackend`."""
+        return TorchVarlenAttention(self.geometry, layout)
+
+
+class TorchVarlenAttention:
+    """See `Attention`."""
+
+    def __init__(self, geometry: Geometry, layout: RaggedLayout) -> None:
+        self._causal = geometry.causal
+        self._scale = geometry.scale
+        self._cu_seqlens = layout.cu_seqlens
+        self._max_seqlen = layout.max_seqlen
+
+    def plan(self, cu_seqlens: torch.Tensor) -> None:
+        """Nothing: the kernel reads the device's offsets. See `Attention`."""
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Attention`."""
+        out: torch.Tensor = torch.ops.aten._flash_attention_forward(
+            q, k, v, self._cu_seqlens, self._cu_seqlens, self._max_seqlen, self._max_seqlen,
+            0.0, self._causal, False, scale=self._scale,
+        )[0]  # fmt: skip
+        return out

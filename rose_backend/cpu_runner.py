@@ -1,0 +1,37 @@
+"""Running batches on the CPU: ragged as they are, nothing padded, done when `run` returns."""
+
+from __future__ import annotations
+
+import torch
+
+from rose_backend.attention.base import RaggedLayout
+from rose_backend.attention.sdpa import SdpaBackend
+from rose_backend.config import PoolingMode
+from rose_backend.core import Batch
+from rose_backend.kernels.torch_ops import TorchOps
+from rose_backend.lazy_tensor import LazyTensor
+from rose_backend.models.base import RaggedModel
+
+
+class CpuRunner:
+    """See `Runner`."""
+
+    def __init__(self, model: RaggedModel, pooling: PoolingMode) -> None:
+        self._model = model
+        self._pooling = pooling
+        self._ops = TorchOps()
+        self._attention = SdpaBackend(model.geometry)
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> LazyTensor:
+        """See `Runner`."""
+        cu_seqlens = torch.from_numpy(batch.cu_seqlens)
+        attend = self._attention.open(RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
+        attend.plan(cu_seqlens)
+        positions = self._ops.positions(cu_seqlens, batch.num_tokens, self._model.max_positions)
+        hidden = self._model(torch.from_numpy(batch.input_ids), positions, attend)
+        normalize = torch.from_numpy(batch.normalize)
+        return LazyTensor(self._ops.pool(hidden, cu_seqlens, normalize, self._pooling).numpy())
+
+    def close(self) -> None:
+        """See `Runner`."""

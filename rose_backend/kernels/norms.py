@@ -1,0 +1,118 @@
+"""Triton kernels, one program a token: norms with their residual, and the embedding lookup that ends in one.
+
+Nothing here is specialised on the number of tokens: it appears only as the grid.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr, has_residual: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, block)
+    mask = columns < width
+    x = tl.load(x_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
+    if has_residual:
+        x += tl.load(residual_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
+        tl.store(residual_ptr + row + columns, x.to(residual_ptr.dtype.element_ty), mask=mask)
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normalised(x, mask, weight_ptr, bias_ptr, columns, eps, width: tl.constexpr):
+    mean = tl.sum(x, axis=0) / width
+    centred = tl.where(mask, x - mean, 0.0)
+    scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    return centred * scale * weight + bias
+
+
+@triton.jit
+def _add_layer_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, bias_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    columns = tl.arange(0, block)
+    mask = columns < width
+    x = tl.load(x_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
+    x += tl.load(residual_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
+    y = _normalised(x, mask, weight_ptr, bias_ptr, columns, eps, width)
+    tl.store(out_ptr + row + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _embed_layer_norm_kernel(
+    ids_ptr,
+    positions_ptr,
+    words_ptr,
+    places_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    eps,
+    width: tl.constexpr,
+    block: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    mask = columns < width
+    word = tl.load(ids_ptr + token).to(tl.int64) * width
+    place = tl.load(positions_ptr + token).to(tl.int64) * width
+    x = tl.load(words_ptr + word + columns, mask=mask, other=0.0).to(tl.float32)
+    x += tl.load(places_ptr + place + columns, mask=mask, other=0.0).to(tl.float32)
+    y = _normalised(x, mask, weight_ptr, bias_ptr, columns, eps, width)
+    tl.store(out_ptr + token * width + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def _block(width: int) -> tuple[int, int]:
+    """Columns a program covers, and its warps: about eight elements a thread."""
+    block = triton.next_power_of_2(width)
+    return block, max(1, min(8, block // 256))
+
+
+def rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`Ops.rms_norm` and, with a residual, `Ops.add_rms_norm`; `x` is contiguous."""
+    out = torch.empty_like(x)
+    block, warps = _block(x.shape[1])
+    _rms_norm_kernel[(len(x),)](
+        x, x if residual is None else residual, weight, out, eps,
+        width=x.shape[1], block=block, has_residual=residual is not None, num_warps=warps,
+    )  # fmt: skip
+    return out
+
+
+def add_layer_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """`Ops.add_layer_norm`; inputs are contiguous."""
+    block, warps = _block(x.shape[1])
+    _add_layer_norm_kernel[(len(x),)](x, residual, weight, bias, x, eps, width=x.shape[1], block=block, num_warps=warps)
+    return x
+
+
+def embed_layer_norm(
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    words: torch.Tensor,
+    places: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """`Ops.embed_layer_norm`; ids and positions must be inside their tables, which admission checks."""
+    width = words.shape[1]
+    out = torch.empty((len(input_ids), width), dtype=words.dtype, device=words.device)
+    block, warps = _block(width)
+    _embed_layer_norm_kernel[(len(input_ids),)](
+        input_ids, positions, words, places, weight, bias, out, eps, width=width, block=block, num_warps=warps
+    )
+    return out

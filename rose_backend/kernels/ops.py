@@ -1,0 +1,89 @@
+"""The fused steps models are written with. Signatures only; `torch_ops` and `triton_ops` implement them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from rose_backend.config import PoolingMode
+
+
+class Ops(Protocol):
+    """Each step computes in float32 inside and rounds once, to its input's dtype, unless said otherwise."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """`x / rms(x) * weight` over the last dimension of `[tokens, hidden]`."""
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Add `x` into `residual` in place and return the norm of the sum; all `[tokens, hidden]`."""
+
+    def add_layer_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """`LayerNorm(x + residual)`; all `[tokens, hidden]`. May overwrite `x`."""
+
+    def embed_layer_norm(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        words: torch.Tensor,
+        places: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """`LayerNorm(words[input_ids] + places[positions])`, `[tokens, hidden]`."""
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+    ) -> None:
+        """RMSNorm each query and key head, then rotate it (half-split RoPE), in place.
+
+        Args:
+            qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, a fused projection.
+            norm_weights: `[2, head_dim]`, for queries and for keys.
+            cos_sin: `[max_positions, head_dim]` float32: cosines, then sines, of each half-dimension.
+            positions: `[tokens]` int32.
+            num_heads: query heads.
+            num_kv_heads: key heads, and as many value heads, which stay as they are.
+            eps: of the norm.
+        """
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """`silu(gate) * up` of `[tokens, 2 * n]`, gate first; `[tokens, n]`."""
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """Exact (erf) GELU. May overwrite `x`."""
+
+    def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
+        """Each token's place in its sequence, `[num_tokens]` int32.
+
+        Args:
+            cu_seqlens: `[num_sequences + 1]` int32.
+            num_tokens: the last offset.
+            limit: places stay below it. Only a segment of padding can be longer than the model allows, and its
+                look-ups must not leave the tables.
+        """
+
+    def pool(
+        self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
+    ) -> torch.Tensor:
+        """Pool and, where asked, scale to unit length.
+
+        Args:
+            hidden: `[tokens, dim]`.
+            cu_seqlens: at least `[num_sequences + 1]` int32; what lies beyond is padding.
+            normalize: `[num_sequences]` int32, 0 or 1.
+            mode: which token vectors count.
+
+        Returns:
+            `[num_sequences, dim]` float32.
+        """

@@ -1,0 +1,93 @@
+"""The fused steps in plain torch: what the CPU runs, and what the GPU's kernels are checked against."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from rose_backend.config import PoolingMode
+
+_SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentence-transformers uses
+
+
+class TorchOps:
+    """See `Ops`."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Ops`."""
+        return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `Ops`."""
+        return self.rms_norm(residual.add_(x), weight, eps)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return F.layer_norm(x.add_(residual), weight.shape, weight, bias, eps)
+
+    def embed_layer_norm(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        words: torch.Tensor,
+        places: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        x = F.embedding(input_ids, words).add_(F.embedding(positions, places))
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+    def qk_norm_rope(
+        self,
+        qkv: torch.Tensor,
+        norm_weights: torch.Tensor,
+        cos_sin: torch.Tensor,
+        positions: torch.Tensor,
+        num_heads: int,
+        num_kv_heads: int,
+        eps: float,
+    ) -> None:
+        """See `Ops`."""
+        head_dim = norm_weights.shape[1]
+        cos, sin = cos_sin[positions].chunk(2, dim=-1)
+        heads = qkv.view(len(qkv), -1, head_dim)
+        for part, weight in (
+            (heads[:, :num_heads], norm_weights[0]),
+            (heads[:, num_heads : num_heads + num_kv_heads], norm_weights[1]),
+        ):
+            low, high = F.rms_norm(part.float(), (head_dim,), weight.float(), eps).chunk(2, dim=-1)
+            turned = (low * cos[:, None] - high * sin[:, None], high * cos[:, None] + low * sin[:, None])
+            part.copy_(torch.cat(turned, dim=-1))
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return (F.silu(gate.float()) * up.float()).to(gate_up.dtype)
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return F.gelu(x)
+
+    def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
+        """See `Ops`."""
+        starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=num_tokens)
+        places = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device) - starts
+        return places.clamp_max(limit - 1)
+
+    def pool(
+        self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        offsets = cu_seqlens[: len(normalize) + 1].long()
+        if mode is PoolingMode.CLS:
+            pooled = hidden[offsets[:-1]].float()
+        elif mode is PoolingMode.LAST:
+            pooled = hidden[offsets[1:] - 1].float()
+        else:
+            pooled = torch.segment_reduce(hidden[: int(offsets[-1])].float(), "mean", offsets=offsets, axis=0)
+        norms = torch.linalg.vector_norm(pooled, dim=-1).clamp_min(_SMALLEST_NORM)
+        return pooled / torch.where(normalize.bool(), norms, 1.0)[:, None]

@@ -1,0 +1,18 @@
+"""What runs batches on one kind of device. Signatures only; see `cpu_runner.py` and `cuda_runner.py`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rose_backend.core import Batch
+from rose_backend.lazy_tensor import LazyTensor
+
+
+class Runner(Protocol):
+    """One model on one device."""
+
+    def run(self, batch: Batch) -> LazyTensor:
+        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
+
+    def close(self) -> None:
+        """Free what the device holds."""
