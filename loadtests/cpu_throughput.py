@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from environment import describe_machine, write_result
-from rose_client import AsyncRoseClient
 from sentence_transformers import SentenceTransformer
 
+from rose_client import AsyncRoseClient
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT, resolve_checkpoint
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository

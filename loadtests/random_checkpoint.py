@@ -1,0 +1,81 @@
+"""Full-size checkpoints with random weights: the public architectures, for measuring speed where no weights are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+QWEN3_0_6B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151643,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 28,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def write_qwen3(folder: Path, *, causal: bool = True, **changes: Any) -> Path:
+    """Write a Qwen3 checkpoint in bfloat16, drawn on the GPU if there is one; returns the folder.
+
+    Args:
+        folder: created if missing.
+        causal: whether tokens see only earlier ones.
+        changes: other values for `config.json`, e.g. fewer layers.
+    """
+    config = {**QWEN3_0_6B, "is_causal": causal, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "model_max_length": 32768}))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device).manual_seed(0)
+
+    def drawn(*shape: int, around: float = 0.0) -> torch.Tensor:
+        noise = torch.randn(*shape, generator=generator, device=device) * (0.02 if around == 0 else 0.1)
+        return (noise + around).to(torch.bfloat16).cpu()
+
+    hidden, wide, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    weights = {
+        "model.embed_tokens.weight": drawn(config["vocab_size"], hidden),
+        "model.norm.weight": drawn(hidden, around=1.0),
+    }
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        weights |= {
+            prefix + "input_layernorm.weight": drawn(hidden, around=1.0),
+            prefix + "self_attn.q_proj.weight": drawn(queries, hidden),
+            prefix + "self_attn.k_proj.weight": drawn(keys, hidden),
+            prefix + "self_attn.v_proj.weight": drawn(keys, hidden),
+            prefix + "self_attn.q_norm.weight": drawn(head, around=1.0),
+            prefix + "self_attn.k_norm.weight": drawn(head, around=1.0),
+            prefix + "self_attn.o_proj.weight": drawn(hidden, queries),
+            prefix + "post_attention_layernorm.weight": drawn(hidden, around=1.0),
+            prefix + "mlp.gate_proj.weight": drawn(wide, hidden),
+            prefix + "mlp.up_proj.weight": drawn(wide, hidden),
+            prefix + "mlp.down_proj.weight": drawn(hidden, wide),
+        }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
