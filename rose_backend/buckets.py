@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_SMALLEST = 16
 _FINE_STEP, _COARSE_STEP = 64, 256
 _FINE_UP_TO = 1024  # below it 256 more tokens would be a sizeable share of the batch
 _SHORTEST = 32
@@ -27,12 +28,16 @@ class Bucket:
     def fitting(cls, num_tokens: int, num_sequences: int, max_seqlen: int) -> Bucket:
         """The smallest bucket that holds a batch.
 
-        Tokens go up to a multiple of 64 (from 1,024 on, of 256), the other two to powers of two: attention
+        Tokens go up to 16, 32, or a multiple of 64 (from 1,024 on, of 256), the other two to powers of two: attention
         depends on them only through its grid, where idle blocks cost next to nothing.
         """
-        step = _FINE_STEP if num_tokens <= _FINE_UP_TO else _COARSE_STEP
+        if num_tokens <= _FINE_STEP:
+            padded = max(_SMALLEST, _power_of_two(num_tokens))
+        else:
+            step = _FINE_STEP if num_tokens <= _FINE_UP_TO else _COARSE_STEP
+            padded = -(-num_tokens // step) * step
         return cls(
-            -(-num_tokens // step) * step,
+            padded,
             _power_of_two(num_sequences),
             max(_SHORTEST, _power_of_two(max_seqlen)),
         )

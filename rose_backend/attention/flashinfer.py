@@ -18,7 +18,8 @@ import torch
 from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
 from rose_backend.attention.flashinfer_build import KernelSpec, missing
 
-_FLOAT_WORKSPACE_BYTES = 128 * 2**20  # FlashInfer's recommendation; key splits, the only large user, are off
+_FA3_WORKSPACE_BYTES = 2**20  # FA3 does not split keys, so it keeps no partial results
+_FA2_TILE_ROWS = 128  # its largest tile; recorded batches always keep partial results, a tile for each sequence
 _INT_WORKSPACE_BYTES = 8 * 2**20  # what the wrapper itself would allocate
 _PLANS_IN_FLIGHT = 3
 
@@ -65,7 +66,7 @@ class FlashInferBackend:
         # A kernel that should be there but is not must fail at once, not stall a request behind a compiler.
         os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
         workspace = _Workspace(
-            floats=torch.empty(_FLOAT_WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device),
+            floats=torch.empty(_FA3_WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device),
             ints=torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, device=geometry.device),
             staging=[
                 torch.empty(_INT_WORKSPACE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_PLANS_IN_FLIGHT)
@@ -92,7 +93,8 @@ class FlashInferAttention:
 
         self._geometry = geometry
         self._workspace = workspace
-        self._fa2 = kernel == "fa2"
+        if kernel == "fa2":
+            _grow(workspace, _fa2_workspace_bytes(geometry, layout))
         self._wrapper: Any = BatchPrefillWithRaggedKVCacheWrapper(
             workspace.floats,
             use_cuda_graph=True,
@@ -122,7 +124,6 @@ class FlashInferAttention:
             causal=geometry.causal,
             sm_scale=geometry.scale,
             q_data_type=geometry.dtype,
-            disable_split_kv=self._fa2,
         )
         sent.record()
 
@@ -130,3 +131,21 @@ class FlashInferAttention:
         """See `Attention`."""
         run: Callable[..., torch.Tensor] = self._wrapper.run
         return run(q, k, v)
+
+
+def _fa2_workspace_bytes(geometry: Geometry, layout: RaggedLayout) -> int:
+    """Upper bound of what FA2's plan allocates: float32 partial outputs of all tiles, and their log-sums.
+
+    From `PrefillPlan` in FlashInfer's scheduler: query heads x tiles x rows of a tile x (head_dim + 1) values, with
+    grouped query heads packed into rows and at least one tile for every sequence and every multiprocessor.
+    """
+    properties = torch.cuda.get_device_properties(geometry.device)
+    packed_rows = layout.num_tokens * geometry.num_heads // geometry.num_kv_heads
+    spare_tiles = layout.num_sequences + 2 * properties.multi_processor_count
+    return geometry.num_heads * (packed_rows + spare_tiles * _FA2_TILE_ROWS) * (geometry.head_dim + 1) * 4
+
+
+def _grow(workspace: _Workspace, num_bytes: int) -> None:
+    """Make room for a larger layout. Earlier layouts keep the buffer their recordings point to."""
+    if workspace.floats.numel() < num_bytes:
+        workspace.floats = torch.empty(num_bytes, dtype=torch.uint8, device=workspace.floats.device)
