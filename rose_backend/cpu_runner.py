@@ -20,7 +20,7 @@ class CpuRunner:
         self._model = model
         self._pooling = pooling
         self._ops = TorchOps()
-        self._attention = SdpaBackend(model.geometry)
+        self._attention = SdpaBackend(model.geometry, self._ops)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> LazyTensor:

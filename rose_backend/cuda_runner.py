@@ -52,11 +52,17 @@ class CudaRunner:
         self._model = model
         self._pooling = config.head.pooling
         self._device = model.geometry.device
+        self._ops = TritonOps(self._device)
         largest = Bucket.fitting(config.token_budget, config.max_sequences, config.max_length)
         self.attention = select_attention(
-            model.geometry, config.attention, model.num_layers, config.max_length, largest.num_tokens
+            model.geometry,
+            self._ops,
+            config.attention,
+            model.num_layers,
+            config.max_length,
+            largest.num_tokens,
+            rotates=model.rotates,
         )
-        self._ops = TritonOps()
         self._stream = torch.cuda.Stream(self._device)
         self._copy_stream = torch.cuda.Stream(self._device)
         self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device)

@@ -1,15 +1,18 @@
-"""What an attention backend offers. Signatures only."""
+"""What an attention backend offers, and what all of them share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from rose_backend.kernels.ops import Ops
+
 
 class BackendUnavailableError(RuntimeError):
-    """A backend cannot run here: package, kernel, card, dtype or head size; the message says which."""
+    """A backend cannot run here: package, kernel, card, dtype, head size or length; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,28 @@ class Geometry:
         """What scores are multiplied with."""
         return float(self.head_dim**-0.5)
 
+    @property
+    def heads(self) -> list[int]:
+        """Query, key and value heads, as they stand in a fused projection."""
+        return [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The norm and rotation of queries and keys that come before attention; see `Ops.qk_norm_rope`.
+
+    Attributes:
+        norm_weights: `[2, head_dim]`, for queries and for keys.
+        cos_sin: `[max_positions, head_dim]` float32.
+        positions: `[tokens]` int32, each token's place in its sequence.
+        eps: of the norm.
+    """
+
+    norm_weights: torch.Tensor
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    eps: float
+
 
 @dataclass(frozen=True)
 class RaggedLayout:
@@ -44,7 +69,7 @@ class RaggedLayout:
 
     Attributes:
         cu_seqlens: `[num_sequences + 1]` int32 on the device; its contents change from batch to batch.
-        num_tokens: rows of q, k and v.
+        num_tokens: rows of the projection.
         max_seqlen: no real sequence is longer.
     """
 
@@ -68,16 +93,15 @@ class Attention(Protocol):
             cu_seqlens: the layout's offsets for this batch, int32 on the host (page-locked if on a GPU).
         """
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
         """Attend within each sequence.
 
         Args:
-            q: `[num_tokens, num_heads, head_dim]`.
-            k: `[num_tokens, num_kv_heads, head_dim]`.
-            v: as `k`.
+            qkv: `[num_tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, a fused projection; may be overwritten.
+            rotation: what queries and keys go through first.
 
         Returns:
-            `[num_tokens, num_heads, head_dim]`. Rows beyond the last real token are undefined.
+            `[num_tokens, num_heads * head_dim]`. Rows beyond the last real token are undefined.
         """
 
 
@@ -92,5 +116,49 @@ class AttentionBackend(Protocol):
     def capturable(self) -> bool:
         """Whether its calls may be recorded in a CUDA graph."""
 
+    @property
+    def longest(self) -> int | None:
+        """Longest sequence it takes, in tokens; None: any."""
+
     def open(self, layout: RaggedLayout) -> Attention:
         """Prepare for the batches of one layout."""
+
+
+class SplitAttention(ABC):
+    """An `Attention` whose kernel takes queries, keys and values apart; the rotation is a step before it."""
+
+    def __init__(self, geometry: Geometry, ops: Ops) -> None:
+        self._geometry = geometry
+        self._ops = ops
+
+    def plan(self, cu_seqlens: torch.Tensor) -> None:  # noqa: B027 (most backends have nothing to plan)
+        """Nothing, unless a backend says otherwise. See `Attention`."""
+
+    def __call__(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
+        """See `Attention`."""
+        geometry = self._geometry
+        if rotation is not None:
+            self._ops.qk_norm_rope(
+                qkv,
+                rotation.norm_weights,
+                rotation.cos_sin,
+                rotation.positions,
+                geometry.num_heads,
+                geometry.num_kv_heads,
+                rotation.eps,
+            )
+        q, k, v = qkv.view(len(qkv), -1, geometry.head_dim).split(geometry.heads, dim=1)
+        return self.attend(q, k, v).flatten(1)
+
+    @abstractmethod
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """The kernel's own call.
+
+        Args:
+            q: `[num_tokens, num_heads, head_dim]`.
+            k: `[num_tokens, num_kv_heads, head_dim]`.
+            v: as `k`.
+
+        Returns:
+            `[num_tokens, num_heads, head_dim]`.
+        """

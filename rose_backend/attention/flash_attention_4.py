@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, SplitAttention
+from rose_backend.kernels.ops import Ops
 
 _LEAST_CAPABILITY = (9, 0)
 _MANY_SEQUENCES = 256  # above it the package picks another kernel, which is compiled apart
@@ -37,8 +38,10 @@ class FlashAttention4Backend:
     """
 
     geometry: Geometry
+    ops: Ops
     name: str = "flash_attention_4"
     capturable: bool = True
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         geometry = self.geometry
@@ -60,36 +63,41 @@ class FlashAttention4Backend:
     def open(self, layout: RaggedLayout) -> FlashAttention4Attention:
         """See `AttentionBackend`."""
         _compile(self.geometry, layout.num_sequences > _MANY_SEQUENCES)
-        return FlashAttention4Attention(self.geometry, layout)
+        return FlashAttention4Attention(self.geometry, self.ops, layout)
 
 
-class FlashAttention4Attention:
+class FlashAttention4Attention(SplitAttention):
     """See `Attention`."""
 
-    def __init__(self, geometry: Geometry, layout: RaggedLayout) -> None:
-        self._causal = geometry.causal
-        self._scale = geometry.scale
+    def __init__(self, geometry: Geometry, ops: Ops, layout: RaggedLayout) -> None:
+        super().__init__(geometry, ops)
         self._cu_seqlens = layout.cu_seqlens
 
-    def plan(self, cu_seqlens: torch.Tensor) -> None:
-        """Nothing: the kernel reads the device's offsets. See `Attention`."""
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `SplitAttention`."""
+        return _call(self._geometry, self._cu_seqlens, q, k, v)
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
-        out: torch.Tensor = _varlen_function()(
-            q, k, v, cu_seqlens_q=self._cu_seqlens, cu_seqlens_k=self._cu_seqlens,
-            softmax_scale=self._scale, causal=self._causal,
-        )[0]  # fmt: skip
-        return out
+
+def _call(
+    geometry: Geometry, cu_seqlens: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    out: torch.Tensor = _varlen_function()(
+        q,
+        k,
+        v,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens,
+        softmax_scale=geometry.scale,
+        causal=geometry.causal,
+    )[0]
+    return out
 
 
 @functools.cache
 def _compile(geometry: Geometry, many_sequences: bool) -> None:
     """Run one tiny batch, which compiles the kernel (or loads it from its cache)."""
-    sequences = _MANY_SEQUENCES + 1 if many_sequences else 2
-    heads = geometry.num_heads + 2 * geometry.num_kv_heads
-    qkv = torch.randn(sequences, heads, geometry.head_dim, dtype=geometry.dtype, device=geometry.device)
-    cu_seqlens = torch.arange(sequences + 1, dtype=torch.int32, device=geometry.device)
-    layout = RaggedLayout(cu_seqlens, sequences, 1)
-    q, k, v = qkv.split([geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads], dim=1)
-    FlashAttention4Attention(geometry, layout)(q, k, v)
+    count = _MANY_SEQUENCES + 1 if many_sequences else 2
+    qkv = torch.randn(count, sum(geometry.heads), geometry.head_dim, device=geometry.device).to(geometry.dtype)
+    q, k, v = qkv.split(geometry.heads, dim=1)
+    cu_seqlens = torch.arange(count + 1, dtype=torch.int32, device=geometry.device)
+    _call(geometry, cu_seqlens, q, k, v)

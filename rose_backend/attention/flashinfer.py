@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 import torch
 
-from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, SplitAttention
 from rose_backend.attention.flashinfer_build import KernelSpec, missing
+from rose_backend.kernels.ops import Ops
 
 _FA3_WORKSPACE_BYTES = 2**20  # FA3 does not split keys, so it keeps no partial results
 _FA2_TILE_ROWS = 128  # its largest tile; recorded batches always keep partial results, a tile for each sequence
@@ -44,8 +45,10 @@ class FlashInferBackend:
     """
 
     geometry: Geometry
+    ops: Ops
     kernel: Literal["fa2", "fa3"]
     capturable: bool = True
+    longest: int | None = None
     _workspace: _Workspace = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,16 +85,16 @@ class FlashInferBackend:
 
     def open(self, layout: RaggedLayout) -> FlashInferAttention:
         """See `AttentionBackend`."""
-        return FlashInferAttention(self.geometry, self.kernel, layout, self._workspace)
+        return FlashInferAttention(self.geometry, self.ops, self.kernel, layout, self._workspace)
 
 
-class FlashInferAttention:
+class FlashInferAttention(SplitAttention):
     """See `Attention`."""
 
-    def __init__(self, geometry: Geometry, kernel: str, layout: RaggedLayout, workspace: _Workspace) -> None:
+    def __init__(self, geometry: Geometry, ops: Ops, kernel: str, layout: RaggedLayout, workspace: _Workspace) -> None:
         from flashinfer import BatchPrefillWithRaggedKVCacheWrapper
 
-        self._geometry = geometry
+        super().__init__(geometry, ops)
         self._workspace = workspace
         if kernel == "fa2":
             _grow(workspace, _fa2_workspace_bytes(geometry, layout))
@@ -127,8 +130,8 @@ class FlashInferAttention:
         )
         sent.record()
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `SplitAttention`."""
         run: Callable[..., torch.Tensor] = self._wrapper.run
         return run(q, k, v)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rose_backend.attention.base import Geometry, RaggedLayout
+from rose_backend.attention.base import Geometry, RaggedLayout, SplitAttention
+from rose_backend.kernels.ops import Ops
 
 
 @dataclass(frozen=True)
@@ -19,18 +20,21 @@ class SdpaBackend:
     """`scaled_dot_product_attention` on groups of equally long sequences; they should be neighbours."""
 
     geometry: Geometry
+    ops: Ops
     name: str = "sdpa"
     capturable: bool = False
+    longest: int | None = None
 
     def open(self, layout: RaggedLayout) -> SdpaAttention:  # noqa: ARG002 (works from each batch's own lengths)
         """See `AttentionBackend`."""
-        return SdpaAttention(self.geometry)
+        return SdpaAttention(self.geometry, self.ops)
 
 
-class SdpaAttention:
+class SdpaAttention(SplitAttention):
     """See `Attention`."""
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, ops: Ops) -> None:
+        super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._grouped = geometry.num_heads != geometry.num_kv_heads
         self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
@@ -45,8 +49,8 @@ class SdpaAttention:
             if length > 0
         ]
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `SplitAttention`."""
         out = torch.empty_like(q)
         for start, count, length in self._groups:
             # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views

@@ -21,20 +21,24 @@ from rose_backend.attention.base import (
     BackendUnavailableError,
     Geometry,
     RaggedLayout,
+    Rotation,
 )
 from rose_backend.attention.flash_attention_4 import FlashAttention4Backend
 from rose_backend.attention.flashinfer import FlashInferBackend
 from rose_backend.attention.sdpa import SdpaBackend
 from rose_backend.attention.torch_varlen import TorchVarlenBackend
+from rose_backend.attention.triton_short import TritonShortBackend
 from rose_backend.buckets import Bucket
 from rose_backend.errors import CheckpointError
+from rose_backend.kernels.ops import Ops
 
 logger = logging.getLogger(__name__)
 
-_CANDIDATES: dict[str, Callable[[Geometry], AttentionBackend]] = {
+_CANDIDATES: dict[str, Callable[[Geometry, Ops], AttentionBackend]] = {
+    "triton_short": lambda geometry, _: TritonShortBackend(geometry),
     "torch_varlen": TorchVarlenBackend,
-    "flashinfer_fa2": lambda geometry: FlashInferBackend(geometry, "fa2"),
-    "flashinfer_fa3": lambda geometry: FlashInferBackend(geometry, "fa3"),
+    "flashinfer_fa2": lambda geometry, ops: FlashInferBackend(geometry, ops, "fa2"),
+    "flashinfer_fa3": lambda geometry, ops: FlashInferBackend(geometry, ops, "fa3"),
     "flash_attention_4": FlashAttention4Backend,
 }
 _PACKAGES = ("torch", "flashinfer-python", "flash-attn-4")
@@ -60,114 +64,139 @@ class Shape:
 _SHORTEST = 16
 
 
+Ranking = tuple[str, ...]
+"""Backends by name, the fastest first."""
+
+
 class AttentionSelector:
     """Answers with a backend for every bucket.
 
     Args:
-        backends: those that can run here.
-        table: a backend's name for each measured shape; empty if there is nothing to choose.
+        backends: those that can run here; at least one takes sequences of any length.
+        table: the backends' ranking for each measured shape; empty if there is nothing to choose.
     """
 
-    def __init__(self, backends: Sequence[AttentionBackend], table: dict[Shape, str]) -> None:
+    def __init__(self, backends: Sequence[AttentionBackend], table: dict[Shape, Ranking]) -> None:
         self._backends = {backend.name: backend for backend in backends}
+        self._longest = max((shape.length for shape in table), default=0)
+        self._most_tokens = max((shape.num_tokens for shape in table), default=0)
         self.table = table
 
     @property
     def backends(self) -> list[AttentionBackend]:
-        """Those that some bucket can get."""
-        used = set(self.table.values()) or set(self._backends)
-        return [backend for name, backend in self._backends.items() if name in used]
+        """All of them."""
+        return list(self._backends.values())
 
     def choose(self, bucket: Bucket) -> AttentionBackend:
-        """The fastest measured backend for a bucket of this kind."""
-        if not self.table:
-            return next(iter(self._backends.values()))
-        longest = max(shape.length for shape in self.table)
-        most_tokens = max(shape.num_tokens for shape in self.table)
-        return self._backends[self.table[Shape.of(bucket, longest, most_tokens)]]
+        """The fastest measured backend for a bucket of this kind that takes its longest sequence."""
+        ranking = self.table[Shape.of(bucket, self._longest, self._most_tokens)] if self.table else self._backends
+        for name in ranking:
+            backend = self._backends[name]
+            if backend.longest is None or bucket.max_seqlen <= backend.longest:
+                return backend
+        raise CheckpointError(f"no attention backend takes sequences of {bucket.max_seqlen} tokens")
 
 
 def select_attention(
-    geometry: Geometry, wanted: str, num_layers: int, max_length: int, max_tokens: int
+    geometry: Geometry, ops: Ops, wanted: str, num_layers: int, max_length: int, max_tokens: int, *, rotates: bool
 ) -> AttentionSelector:
     """Find what is installed and decide.
 
     Args:
         geometry: of the model's attention.
+        ops: the steps around it.
         wanted: a backend's name, or `auto` to measure.
         num_layers: how many calls a step makes, against one plan.
         max_length: longest sequence, in tokens.
         max_tokens: most tokens of a batch.
+        rotates: whether queries and keys are normed and rotated first, which some backends do in the same launch.
 
     Raises:
         CheckpointError: the wanted backend is unknown or cannot run here.
     """
     if geometry.dtype is torch.float32:  # no ragged kernel computes in float32
-        return AttentionSelector([SdpaBackend(geometry)], {})
+        return AttentionSelector([SdpaBackend(geometry, ops)], {})
     if wanted != "auto":
-        return AttentionSelector([_open_wanted(geometry, wanted)], {})
+        return AttentionSelector([_open_wanted(geometry, ops, wanted)], {})
     backends: list[AttentionBackend] = []
     for name, make in _CANDIDATES.items():
         try:
-            backends.append(make(geometry))
-        except BackendUnavailableError as reason:  # noqa: PERF203 (four of them, once)
+            backends.append(make(geometry, ops))
+        except BackendUnavailableError as reason:  # noqa: PERF203 (a handful, once)
             logger.info("attention backend left out", extra={"backend": name, "reason": str(reason)})
-    if not backends:
-        return AttentionSelector([SdpaBackend(geometry)], {})
+    if all(backend.longest is not None for backend in backends):
+        backends.append(SdpaBackend(geometry, ops))
     if len(backends) == 1:
         return AttentionSelector(backends, {})
     names = [backend.name for backend in backends]
     cache = _cache_file(geometry, names, num_layers, max_length, max_tokens)
     table = _load(cache)
     if table is None:
-        table = measure(backends, geometry, num_layers, _shapes(max_length, max_tokens))
+        table = measure(backends, geometry, num_layers, _shapes(max_length, max_tokens), rotates=rotates)
         _store(cache, table)
-    logger.info("attention chosen", extra={"table": {f"{s.length}x{s.num_tokens}": n for s, n in table.items()}})
+    logger.info("attention chosen", extra={"table": {f"{s.length}x{s.num_tokens}": r[0] for s, r in table.items()}})
     return AttentionSelector(backends, table)
 
 
 def measure(
-    backends: Sequence[AttentionBackend], geometry: Geometry, num_layers: int, shapes: Sequence[Shape]
-) -> dict[Shape, str]:
-    """The fastest backend of each shape, counting one plan and `num_layers` calls as a step makes them."""
+    backends: Sequence[AttentionBackend],
+    geometry: Geometry,
+    num_layers: int,
+    shapes: Sequence[Shape],
+    *,
+    rotates: bool,
+) -> dict[Shape, Ranking]:
+    """Rank the backends for each shape, counting one plan and `num_layers` calls as a step makes them."""
     table = {}
     for shape in shapes:
-        costs = {backend.name: step_microseconds(backend, geometry, num_layers, shape) for backend in backends}
-        table[shape] = min(costs, key=costs.__getitem__)
+        costs = {
+            backend.name: step_microseconds(backend, geometry, num_layers, shape, rotates=rotates)
+            for backend in backends
+            if backend.capturable and (backend.longest is None or shape.length <= backend.longest)
+        }
+        table[shape] = tuple(sorted(costs, key=costs.__getitem__))
         logger.info("attention measured", extra={"shape": shape, "microseconds": costs})
     return table
 
 
-def step_microseconds(backend: AttentionBackend, geometry: Geometry, num_layers: int, shape: Shape) -> float:
+def step_microseconds(
+    backend: AttentionBackend, geometry: Geometry, num_layers: int, shape: Shape, *, rotates: bool
+) -> float:
     """What attention costs a step: the plan's host time plus all layers' device time as graph replays."""
     count = shape.num_tokens // shape.length
+    device = geometry.device
     offsets = (torch.arange(count + 1, dtype=torch.int32) * shape.length).pin_memory()
-    cu_seqlens = offsets.to(geometry.device)
-    heads = [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
-    qkv = torch.randn(shape.num_tokens, sum(heads), geometry.head_dim, device=geometry.device).to(geometry.dtype)
-    stream = torch.cuda.Stream(geometry.device)
+    stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
+        cu_seqlens = offsets.to(device)
+        width = sum(geometry.heads) * geometry.head_dim
+        qkv = torch.randn(shape.num_tokens, width, device=device).to(geometry.dtype)
+        rotation = None
+        if rotates:
+            norm_weights = torch.ones(2, geometry.head_dim, dtype=geometry.dtype, device=device)
+            cos_sin = torch.rand(shape.length, geometry.head_dim, device=device)
+            positions = torch.arange(shape.length, dtype=torch.int32, device=device).repeat(count)
+            rotation = Rotation(norm_weights, cos_sin, positions, 1e-6)
         attention = backend.open(RaggedLayout(cu_seqlens, shape.num_tokens, shape.length))
-        q, k, v = qkv.split(heads, dim=1)
         plans = []
         for _ in range(_REPEATS):
             began = time.perf_counter()
             attention.plan(offsets)
             plans.append(time.perf_counter() - began)
             stream.synchronize()
-        graph = _record_calls(attention, q, k, v)
+        graph = _record_calls(attention, qkv, rotation)
         device_ms = statistics.median(_replay_milliseconds(graph) for _ in range(_REPEATS))
     return statistics.median(plans) * 1e6 + device_ms * 1e3 * num_layers / _CALLS_PER_GRAPH
 
 
-def _record_calls(attention: Attention, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.cuda.CUDAGraph:
-    attention(q, k, v)
+def _record_calls(attention: Attention, qkv: torch.Tensor, rotation: Rotation | None) -> torch.cuda.CUDAGraph:
+    attention(qkv, rotation)
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
     graph.capture_begin(capture_error_mode="thread_local")
     try:
         for _ in range(_CALLS_PER_GRAPH):
-            attention(q, k, v)
+            attention(qkv, rotation)
     finally:
         graph.capture_end()
     graph.replay()
@@ -183,11 +212,11 @@ def _replay_milliseconds(graph: torch.cuda.CUDAGraph) -> float:
     return float(began.elapsed_time(ended))
 
 
-def _open_wanted(geometry: Geometry, wanted: str) -> AttentionBackend:
+def _open_wanted(geometry: Geometry, ops: Ops, wanted: str) -> AttentionBackend:
     if wanted not in _CANDIDATES:
         raise CheckpointError(f"attention {wanted!r} is not one of {['auto', *_CANDIDATES]}")
     try:
-        return _CANDIDATES[wanted](geometry)
+        return _CANDIDATES[wanted](geometry, ops)
     except BackendUnavailableError as cause:
         raise CheckpointError(f"attention {wanted!r} was asked for: {cause}") from cause
 
@@ -224,14 +253,14 @@ def _cache_file(geometry: Geometry, names: Sequence[str], *limits: int) -> Path:
     return cache / "rose" / f"attention-{key}.json"
 
 
-def _load(path: Path) -> dict[Shape, str] | None:
+def _load(path: Path) -> dict[Shape, Ranking] | None:
     if not path.is_file():
         return None
-    return {Shape(length, tokens): name for length, tokens, name in json.loads(path.read_text())}
+    return {Shape(length, tokens): tuple(names) for length, tokens, names in json.loads(path.read_text())}
 
 
-def _store(path: Path, table: dict[Shape, str]) -> None:
+def _store(path: Path, table: dict[Shape, Ranking]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps([[s.length, s.num_tokens, name] for s, name in table.items()]))
+    temporary.write_text(json.dumps([[s.length, s.num_tokens, names] for s, names in table.items()]))
     temporary.replace(path)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, SplitAttention
+from rose_backend.kernels.ops import Ops
 
 _LARGEST_HEAD_DIM = 256
 
@@ -20,8 +21,10 @@ class TorchVarlenBackend:
     """
 
     geometry: Geometry
+    ops: Ops
     name: str = "torch_varlen"
     capturable: bool = True
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         geometry = self.geometry
@@ -34,23 +37,21 @@ class TorchVarlenBackend:
 
     def open(self, layout: RaggedLayout) -> TorchVarlenAttention:
         """See `AttentionBackend`."""
-        return TorchVarlenAttention(self.geometry, layout)
+        return TorchVarlenAttention(self.geometry, self.ops, layout)
 
 
-class TorchVarlenAttention:
+class TorchVarlenAttention(SplitAttention):
     """See `Attention`."""
 
-    def __init__(self, geometry: Geometry, layout: RaggedLayout) -> None:
+    def __init__(self, geometry: Geometry, ops: Ops, layout: RaggedLayout) -> None:
+        super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._scale = geometry.scale
         self._cu_seqlens = layout.cu_seqlens
         self._max_seqlen = layout.max_seqlen
 
-    def plan(self, cu_seqlens: torch.Tensor) -> None:
-        """Nothing: the kernel reads the device's offsets. See `Attention`."""
-
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `Attention`."""
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `SplitAttention`."""
         out: torch.Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, self._cu_seqlens, self._cu_seqlens, self._max_seqlen, self._max_seqlen,
             0.0, self._causal, False, scale=self._scale,

@@ -15,9 +15,6 @@ class Ops(Protocol):
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`x / rms(x) * weight` over the last dimension of `[tokens, hidden]`."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Add `x` into `residual` in place and return the norm of the sum; all `[tokens, hidden]`."""
-
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> torch.Tensor:
@@ -57,8 +54,16 @@ class Ops(Protocol):
             eps: of the norm.
         """
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up` of `[tokens, 2 * n]`, gate first; `[tokens, n]`."""
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x @ weight.T`, `[tokens, depth]` by `[width, depth]`."""
+
+    def linear_add_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add `x @ weight.T` into `residual` `[tokens, hidden]` in place and return the norm of the sum."""
+
+    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+        """`silu(x @ gate.T) * (x @ up.T)` with `gate_up` `[2 * n, depth]`, gate rows first; `[tokens, n]`."""
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Exact (erf) GELU. May overwrite `x`."""

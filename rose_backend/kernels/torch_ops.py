@@ -17,10 +17,6 @@ class TorchOps:
         """See `Ops`."""
         return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Ops`."""
-        return self.rms_norm(residual.add_(x), weight, eps)
-
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> torch.Tensor:
@@ -63,10 +59,20 @@ class TorchOps:
             turned = (low * cos[:, None] - high * sin[:, None], high * cos[:, None] + low * sin[:, None])
             part.copy_(torch.cat(turned, dim=-1))
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return (F.silu(gate.float()) * up.float()).to(gate_up.dtype)
+        return F.linear(x, weight)
+
+    def linear_add_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return self.rms_norm(residual.add_(F.linear(x, weight)), norm_weight, eps)
+
+    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
+        return (F.silu(gate.float()) * up.float()).to(x.dtype)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""

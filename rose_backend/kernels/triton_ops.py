@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels import activations, norms, ragged, rope
+from rose_backend.kernels import activations, gemm, norms, ragged, rope
+from rose_backend.kernels.tilings import Tilings
 
 
 class TritonOps:
-    """See `Ops`."""
+    """See `Ops`.
+
+    Args:
+        device: decides which products are our own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._tilings = Tilings.of(device)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """See `Ops`."""
         return norms.rms_norm(x, None, weight, eps)
-
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """See `Ops`."""
-        return norms.rms_norm(x, residual, weight, eps)
 
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
@@ -51,9 +56,26 @@ class TritonOps:
         """See `Ops`."""
         rope.qk_norm_rope(qkv, norm_weights, cos_sin, positions, num_heads, num_kv_heads, eps)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
-        return activations.silu_mul(gate_up)
+        tiling = self._tilings.linear(len(x), *weight.shape)
+        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling)
+
+    def linear_add_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        tiling = self._tilings.split_linear(len(x), *weight.shape)
+        if tiling is None:
+            return norms.rms_norm(F.linear(x, weight), residual, norm_weight, eps)
+        return gemm.sum_rms_norm(gemm.linear(x, weight, tiling), residual, norm_weight, eps)
+
+    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        tiling = self._tilings.swiglu(len(x), *gate_up.shape)
+        if tiling is None:
+            return activations.silu_mul(F.linear(x, gate_up))
+        return gemm.swiglu(x, gate_up, tiling)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""

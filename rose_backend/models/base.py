@@ -39,6 +39,7 @@ class RaggedModel(Protocol):
         vocab_size: token ids are below it.
         max_positions: longest sequence the weights allow, in tokens.
         num_layers: how often attention runs.
+        rotates: whether queries and keys are normed and rotated before it.
         geometry: of every layer's attention.
     """
 
@@ -46,6 +47,7 @@ class RaggedModel(Protocol):
     vocab_size: int
     max_positions: int
     num_layers: int
+    rotates: bool
     geometry: Geometry
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:

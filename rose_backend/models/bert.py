@@ -110,6 +110,7 @@ class Bert:
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_position_embeddings
         self.num_layers = config.num_hidden_layers
+        self.rotates = False
         heads = config.num_attention_heads
         self.geometry = Geometry(heads, heads, config.hidden_size // heads, False, source.dtype, source.device)
         self._eps = config.layer_norm_eps
@@ -127,8 +128,7 @@ class Bert:
         ops, eps, norm = self._ops, self._eps, self._embedding_norm
         x = ops.embed_layer_norm(input_ids, positions, self._words, self._places, norm.weight, norm.bias, eps)
         for layer in self._layers:
-            q, k, v = layer.qkv(x).view(len(x), 3, self.geometry.num_heads, -1).unbind(1)
-            mixed = layer.attention_out(attend(q, k, v).flatten(1))
+            mixed = layer.attention_out(attend(layer.qkv(x)))
             x = ops.add_layer_norm(mixed, x, layer.attention_norm.weight, layer.attention_norm.bias, eps)
             wide = self._activation(ops, layer.up(x))
             x = ops.add_layer_norm(layer.down(wide), x, layer.mlp_norm.weight, layer.mlp_norm.bias, eps)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rose_backend.attention.base import Attention, Geometry
+from rose_backend.attention.base import Attention, Geometry, Rotation
 from rose_backend.errors import CheckpointError
 from rose_backend.models.base import ModelSource
 from rose_backend.weights import Weights
@@ -111,6 +111,7 @@ class Qwen3:
         self.vocab_size = config.vocab_size
         self.max_positions = config.max_position_embeddings
         self.num_layers = config.num_hidden_layers
+        self.rotates = True
         self.geometry = Geometry(
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -124,24 +125,21 @@ class Qwen3:
         self._words = weights.take("embed_tokens.weight")
         self._cos_sin = _rotation_table(config, source.device)
         self._layers = [_layer(weights, f"layers.{index}.") for index in range(config.num_hidden_layers)]
-        self._final_norm = weights.take("norm.weight")
+        # The norm that follows a layer's MLP belongs to the next layer; the last one's is the model's own.
+        self._next_norms = [layer.input_norm for layer in self._layers[1:]] + [weights.take("norm.weight")]
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """See `RaggedModel`."""
-        ops, eps, geometry = self._ops, self._eps, self.geometry
-        heads = [geometry.num_heads, geometry.num_kv_heads, geometry.num_kv_heads]
+        ops, eps = self._ops, self._eps
         residual = F.embedding(input_ids, self._words)
         x = ops.rms_norm(residual, self._layers[0].input_norm, eps)
-        for index, layer in enumerate(self._layers):
-            if index > 0:
-                x = ops.add_rms_norm(x, residual, layer.input_norm, eps)
-            qkv = F.linear(x, layer.qkv)
-            ops.qk_norm_rope(qkv, layer.qk_norms, self._cos_sin, positions, heads[0], heads[1], eps)
-            q, k, v = qkv.view(len(x), sum(heads), geometry.head_dim).split(heads, dim=1)
-            mixed = F.linear(attend(q, k, v).flatten(1), layer.attention_out)
-            x = ops.add_rms_norm(mixed, residual, layer.mlp_norm, eps)
-            x = F.linear(ops.silu_mul(F.linear(x, layer.gate_up)), layer.down)
-        return ops.add_rms_norm(x, residual, self._final_norm, eps)
+        for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
+            rotation = Rotation(layer.qk_norms, self._cos_sin, positions, eps)
+            mixed = attend(ops.linear(x, layer.qkv), rotation)
+            x = ops.linear_add_rms_norm(mixed, layer.attention_out, residual, layer.mlp_norm, eps)
+            wide = ops.swiglu(x, layer.gate_up)
+            x = ops.linear_add_rms_norm(wide, layer.down, residual, next_norm, eps)
+        return x
 
 
 def _rotation_table(config: Qwen3Config, device: torch.device) -> torch.Tensor:

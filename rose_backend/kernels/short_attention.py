@@ -1,0 +1,124 @@
+"""Triton kernel: QK norm, RoPE and attention of short sequences in one launch, straight from the fused projection.
+
+A sequence of at most 128 tokens fits one program's registers, so nothing is streamed and no softmax is rescaled.
+General kernels spend several microseconds here on work for long sequences, and the rotation would be a launch of
+its own. Grid: one program for each sequence and key head.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+LONGEST = 128
+
+
+@triton.jit
+def _rotated_head(
+    place, norm_weights, cos, sin, mask, eps, half: tl.constexpr, norms: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    low = tl.load(place, mask=mask, other=0.0)
+    high = tl.load(place + half, mask=mask, other=0.0)
+    if norms:
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / (2 * half) + eps)[:, None]
+        column = tl.arange(0, half)
+        low = low * scale * tl.load(norm_weights + column).to(tl.float32)[None, :]
+        high = high * scale * tl.load(norm_weights + half + column).to(tl.float32)[None, :]
+        low, high = low * cos - high * sin, high * cos + low * sin
+    return low.to(dtype), high.to(dtype)
+
+
+@triton.jit
+def _short_attention_kernel(
+    qkv_ptr, cu_seqlens_ptr, norm_weights_ptr, cos_sin_ptr, out_ptr, scale, eps, num_heads: tl.constexpr,
+    num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, causal: tl.constexpr, rotate: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    length = tl.load(cu_seqlens_ptr + sequence + 1) - start
+    if length <= 0:
+        return
+    head_dim: tl.constexpr = 2 * half
+    row_width: tl.constexpr = (num_heads + 2 * num_kv_heads) * head_dim
+    group: tl.constexpr = num_heads // num_kv_heads
+    dtype = qkv_ptr.dtype.element_ty
+    token = tl.arange(0, block)
+    column = tl.arange(0, half)
+    mask = (token < length)[:, None] & (column >= 0)[None, :]
+    rows = qkv_ptr + (start + token).to(tl.int64)[:, None] * row_width + column[None, :]
+    cos = tl.zeros((block, half), tl.float32)
+    sin = tl.zeros((block, half), tl.float32)
+    if rotate:
+        angles = cos_sin_ptr + token[:, None] * head_dim + column[None, :]
+        cos = tl.load(angles, mask=mask, other=0.0)
+        sin = tl.load(angles + half, mask=mask, other=0.0)
+    k_low, k_high = _rotated_head(
+        rows + (num_heads + kv_head) * head_dim, norm_weights_ptr + head_dim, cos, sin, mask, eps, half, rotate, dtype
+    )
+    values = rows + (num_heads + num_kv_heads + kv_head) * head_dim
+    v_low = tl.load(values, mask=mask, other=0.0)
+    v_high = tl.load(values + half, mask=mask, other=0.0)
+    seen = (token < length)[None, :] & (token >= 0)[:, None]
+    if causal:
+        seen = seen & (token[None, :] <= token[:, None])
+    for member in tl.static_range(group):
+        head = kv_head * group + member
+        q_low, q_high = _rotated_head(
+            rows + head * head_dim, norm_weights_ptr, cos, sin, mask, eps, half, rotate, dtype
+        )
+        scores = tl.dot(q_low, tl.trans(k_low))
+        scores = tl.dot(q_high, tl.trans(k_high), scores) * scale
+        scores = tl.where(seen, scores, -float("inf"))
+        weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
+        total = tl.sum(weights, axis=1)[:, None]
+        weights = weights.to(dtype)
+        place = (
+            out_ptr + (start + token).to(tl.int64)[:, None] * (num_heads * head_dim) + head * head_dim + column[None, :]
+        )
+        tl.store(place, (tl.dot(weights, v_low) / total).to(dtype), mask=mask)
+        tl.store(place + half, (tl.dot(weights, v_high) / total).to(dtype), mask=mask)
+
+
+def short_attention(
+    qkv: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_seqlen: int,
+    num_heads: int,
+    num_kv_heads: int,
+    scale: float,
+    *,
+    causal: bool,
+    norm_weights: torch.Tensor | None = None,
+    cos_sin: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """Attention within each sequence, after the norm and rotation of queries and keys where weights are given.
+
+    Args:
+        qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; not changed.
+        cu_seqlens: `[num_sequences + 1]` int32.
+        max_seqlen: at most `LONGEST`. Rows of a longer (padding) sequence beyond it are left unwritten.
+        num_heads: query heads; `num_kv_heads` divides it.
+        num_kv_heads: key and value heads.
+        scale: of the scores.
+        causal: whether a token sees only earlier ones.
+        norm_weights: `[2, head_dim]`, for queries and for keys.
+        cos_sin: `[max_positions, head_dim]` float32.
+        eps: of the norm.
+
+    Returns:
+        `[tokens, num_heads * head_dim]`.
+    """
+    head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+    out = torch.empty((len(qkv), num_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
+    block = max(16, triton.next_power_of_2(min(max_seqlen, LONGEST)))
+    rotate = norm_weights is not None
+    _short_attention_kernel[(len(cu_seqlens) - 1, num_kv_heads)](
+        qkv, cu_seqlens, norm_weights if rotate else qkv, cos_sin if rotate else qkv, out, scale, eps,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, causal=causal,
+        rotate=rotate, num_warps=8 if block == LONGEST else 4,
+    )  # fmt: skip
+    return out
