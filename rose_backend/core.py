@@ -79,8 +79,10 @@ class Segment:
     @property
     def input_ids(self) -> Int32Array:
         """`[tokens]` int32: a view into the request."""
-        start, stop = self.request.offsets[[self.first, self.first + self.count]]
-        return self.request.input_ids[start:stop]
+        request = self.request
+        if self.count == request.num_sequences:
+            return request.input_ids
+        return request.input_ids[request.offsets[self.first] : request.offsets[self.first + self.count]]
 
     @property
     def lengths(self) -> Int32Array:
@@ -129,12 +131,14 @@ class Batch:
         lengths = np.concatenate([segment.lengths for segment in segments])
         flat = np.concatenate([segment.input_ids for segment in segments])
         order = np.argsort(lengths, kind="stable")
-        starts = np.cumsum(lengths, dtype=np.int64) - lengths
         cu_seqlens = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths[order], out=cu_seqlens[1:])
-        # Token t of batch row i comes from flat[starts[order[i]] + t]: one gather, no loop over tokens.
-        shift = starts[order] - cu_seqlens[:-1]
-        source = np.repeat(shift, lengths[order]) + np.arange(len(flat))
+        ascending = lengths[order]
+        np.cumsum(ascending, out=cu_seqlens[1:])
+        if (lengths[1:] < lengths[:-1]).any():
+            # Token t of batch row i comes from flat[starts[order[i]] + t]: one gather, no loop over tokens.
+            starts = np.cumsum(lengths, dtype=np.int64) - lengths
+            shift = starts[order] - cu_seqlens[:-1]
+            flat = flat[np.repeat(shift, ascending) + np.arange(len(flat))]
         counts = [segment.count for segment in segments]
         flags = [segment.request.normalize for segment in segments]
-        return cls(segments, flat[source], cu_seqlens, np.repeat(flags, counts)[order], order)
+        return cls(segments, flat, cu_seqlens, np.repeat(flags, counts)[order], order)

@@ -39,16 +39,18 @@ class TokenPacker:
                 break
             segments.append(Segment(request, first, count))
             request.num_packed += count
-            tokens_left -= int(request.offsets[first + count] - request.offsets[first])
-            sequences_left -= count
             if request.num_packed < request.num_sequences:
                 break
             queue.popleft()
+            tokens_left -= request.num_tokens - int(request.offsets[first])
+            sequences_left -= count
         return Batch.of(tuple(segments)) if segments else None
 
     @staticmethod
     def _fitting(request: Request, tokens_left: int, sequences_left: int) -> int:
         """How many of the request's next sequences fit."""
         first = request.num_packed
+        if first == 0 and request.num_tokens <= tokens_left and request.num_sequences <= sequences_left:
+            return request.num_sequences
         within_tokens = np.searchsorted(request.offsets, request.offsets[first] + tokens_left, side="right") - 1
         return min(int(within_tokens) - first, sequences_left, request.num_sequences - first)

@@ -37,11 +37,7 @@ _HEAD_DIMS = (64, 128, 256)
 _MEMORY_PER_JOB = 4 << 30  # bytes; the largest compiler process was seen at 3.3 GiB
 _STAMP = "build.json"  # beside each kernel: the FlashInfer version it was compiled from
 _ARCH_LIST = re.compile(r"\d+\.\d+[af]?( \d+\.\d+[af]?)*")
-_HEADERS = {
-    "cuda_runtime.h": "nvidia-cuda-runtime",
-    "curand.h": "nvidia-curand",
-    "cublas_v2.h": "nvidia-cublas",
-}
+_HEADERS = {"cuda_runtime.h": "nvidia-cuda-runtime", "curand.h": "nvidia-curand"}
 _OUTPUT_TAIL = 4000  # characters of compiler output in an error message
 
 # Runs in a process of its own: FlashInfer reads its settings from the environment when it is imported.
