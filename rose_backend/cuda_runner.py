@@ -92,6 +92,7 @@ class CudaRunner:
                 self._stream.wait_event(self._copied)
             if recording is None:
                 output = self._forward(self._staging.views(bucket), attention)
+                output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
             else:
                 recording.graph.replay()
                 output = recording.output
@@ -116,7 +117,6 @@ class CudaRunner:
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(self._computed)
             target.copy_(output[:num_sequences], non_blocking=True)
-            output.record_stream(self._copy_stream)
             copied.record(self._copy_stream)
         self._copied = copied
         return LazyTensor(rows, copied)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from rose_backend.buckets import Bucket
-from rose_backend.core import Batch
+from rose_backend.core import Batch, Int32Array
 
 _STAGES = 3  # one being filled, one being copied, one behind it
 
@@ -32,6 +32,17 @@ class DeviceInputs:
     normalize: torch.Tensor
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """One host stage as a bucket sees it: numpy to write into, and the tensors that are copied and planned from."""
+
+    input_ids: Int32Array
+    cu_seqlens: Int32Array
+    normalize: Int32Array
+    offsets: torch.Tensor
+    block: torch.Tensor
+
+
 class InputStaging:
     """Moves batches to the device without waiting for it.
 
@@ -44,9 +55,10 @@ class InputStaging:
     def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
         size = max_tokens + 2 * max_sequences + 2
         self._device_block = torch.zeros(size, dtype=torch.int32, device=device)
-        self._stages = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_STAGES)]
+        self._host_blocks = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_STAGES)]
         self._copied = [torch.cuda.Event() for _ in range(_STAGES)]
         self._turn = 0
+        self._stages: dict[Bucket, tuple[torch.Tensor, list[_Stage]]] = {}  # views are slower to make than to fill
 
     def views(self, bucket: Bucket) -> DeviceInputs:
         """Where a recording for this bucket reads its inputs."""
@@ -59,26 +71,40 @@ class InputStaging:
             The offsets `[num_sequences + 2]` int32 in page-locked host memory, for planning. Call `sent` when
             nothing more will read them.
         """
+        device_block, stages = self._stages.get(bucket) or self._open(bucket)
         self._turn = (self._turn + 1) % _STAGES
-        stage = self._stages[self._turn]
+        stage = stages[self._turn]
         self._copied[self._turn].synchronize()  # three batches ago; the device has long read it
-        host = _views(stage, bucket)
         n, tokens = batch.num_sequences, batch.num_tokens
-        # Through numpy: a few memcpys, where torch's indexing would cost more than the copies.
-        ids, offsets, flags = host.input_ids.numpy(), host.cu_seqlens.numpy(), host.normalize.numpy()
-        ids[:tokens] = batch.input_ids
-        ids[tokens:] = 0
-        offsets[: n + 1] = batch.cu_seqlens
-        offsets[n + 1 :] = bucket.num_tokens
-        flags[:n] = batch.normalize
-        flags[n:] = 0
-        used = bucket.num_tokens + 2 * bucket.num_sequences + 2
-        self._device_block[:used].copy_(stage[:used], non_blocking=True)
-        return host.cu_seqlens
+        stage.input_ids[:tokens] = batch.input_ids
+        stage.input_ids[tokens:] = 0
+        stage.cu_seqlens[: n + 1] = batch.cu_seqlens
+        stage.cu_seqlens[n + 1 :] = bucket.num_tokens
+        stage.normalize[:n] = batch.normalize
+        stage.normalize[n:] = 0
+        device_block.copy_(stage.block, non_blocking=True)
+        return stage.offsets
 
     def sent(self) -> None:
         """Everything that reads the current stage is in the stream; it may be reused once that has run."""
         self._copied[self._turn].record()
+
+    def _open(self, bucket: Bucket) -> tuple[torch.Tensor, list[_Stage]]:
+        used = bucket.num_tokens + 2 * bucket.num_sequences + 2
+        stages = []
+        for block in self._host_blocks:
+            host = _views(block, bucket)
+            stages.append(
+                _Stage(
+                    host.input_ids.numpy(),
+                    host.cu_seqlens.numpy(),
+                    host.normalize.numpy(),
+                    host.cu_seqlens,
+                    block[:used],
+                )
+            )
+        self._stages[bucket] = self._device_block[:used], stages
+        return self._stages[bucket]
 
 
 def _views(block: torch.Tensor, bucket: Bucket) -> DeviceInputs:

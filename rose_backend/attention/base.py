@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from rose_backend.kernels.ops import Ops
+from rose_backend.kernels.ops import Ops, Rotation
 
 
 class BackendUnavailableError(RuntimeError):
@@ -44,23 +44,6 @@ class Geometry:
     def heads(self) -> list[int]:
         """Query, key and value heads, as they stand in a fused projection."""
         return [self.num_heads, self.num_kv_heads, self.num_kv_heads]
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """The norm and rotation of queries and keys that come before attention; see `Ops.qk_norm_rope`.
-
-    Attributes:
-        norm_weights: `[2, head_dim]`, for queries and for keys.
-        cos_sin: `[max_positions, head_dim]` float32.
-        positions: `[tokens]` int32, each token's place in its sequence.
-        eps: of the norm.
-    """
-
-    norm_weights: torch.Tensor
-    cos_sin: torch.Tensor
-    positions: torch.Tensor
-    eps: float
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from rose_backend.attention.base import (
     BackendUnavailableError,
     Geometry,
     RaggedLayout,
-    Rotation,
 )
 from rose_backend.attention.flash_attention_4 import FlashAttention4Backend
 from rose_backend.attention.flashinfer import FlashInferBackend
@@ -30,7 +29,7 @@ from rose_backend.attention.torch_varlen import TorchVarlenBackend
 from rose_backend.attention.triton_short import TritonShortBackend
 from rose_backend.buckets import Bucket
 from rose_backend.errors import CheckpointError
-from rose_backend.kernels.ops import Ops
+from rose_backend.kernels.ops import Ops, Rotation
 
 logger = logging.getLogger(__name__)
 

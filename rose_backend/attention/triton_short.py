@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, Rotation
+from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.kernels.ops import Rotation
 from rose_backend.kernels.short_attention import LONGEST, short_attention
 
 

@@ -11,19 +11,35 @@ import triton.language as tl
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr, has_residual: tl.constexpr
-):
+def _rms_norm(x, mask, weight_ptr, columns, eps, width: tl.constexpr):
+    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
+    return x * scale * tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, block)
     mask = columns < width
     x = tl.load(x_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
-    if has_residual:
-        x += tl.load(residual_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(residual_ptr + row + columns, x.to(residual_ptr.dtype.element_ty), mask=mask)
-    scale = tl.rsqrt(tl.sum(x * x, axis=0) / width + eps)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row + columns, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
+    x += tl.load(residual_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(residual_ptr + row + columns, x.to(residual_ptr.dtype.element_ty), mask=mask)
+    y = _rms_norm(x, mask, weight_ptr, columns, eps, width)
+    tl.store(out_ptr + row + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _embed_rms_norm_kernel(
+    ids_ptr, words_ptr, weight_ptr, embedded_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, block)
+    mask = columns < width
+    word = tl.load(ids_ptr + row).to(tl.int64) * width
+    stored = tl.load(words_ptr + word + columns, mask=mask, other=0.0)
+    tl.store(embedded_ptr + row * width + columns, stored, mask=mask)
+    y = _rms_norm(stored.to(tl.float32), mask, weight_ptr, columns, eps, width)
+    tl.store(out_ptr + row * width + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -79,15 +95,26 @@ def _block(width: int) -> tuple[int, int]:
     return block, max(1, min(8, block // 256))
 
 
-def rms_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """`Ops.rms_norm` and, with a residual, `Ops.add_rms_norm`; `x` is contiguous."""
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add `x` into `residual`, in place, and return the norm of the sum; `[tokens, hidden]`, contiguous."""
     out = torch.empty_like(x)
     block, warps = _block(x.shape[1])
-    _rms_norm_kernel[(len(x),)](
-        x, x if residual is None else residual, weight, out, eps,
-        width=x.shape[1], block=block, has_residual=residual is not None, num_warps=warps,
-    )  # fmt: skip
+    _add_rms_norm_kernel[(len(x),)](x, residual, weight, out, eps, width=x.shape[1], block=block, num_warps=warps)
     return out
+
+
+def embed_rms_norm(
+    input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`Ops.embed_rms_norm`; ids must be inside the table, which admission checks."""
+    width = words.shape[1]
+    embedded = torch.empty((len(input_ids), width), dtype=words.dtype, device=words.device)
+    out = torch.empty_like(embedded)
+    block, warps = _block(width)
+    _embed_rms_norm_kernel[(len(input_ids),)](
+        input_ids, words, weight, embedded, out, eps, width=width, block=block, num_warps=warps
+    )
+    return embedded, out
 
 
 def add_layer_norm(

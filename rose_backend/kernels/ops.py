@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -9,11 +10,30 @@ import torch
 from rose_backend.config import PoolingMode
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """The norm and rotation of queries and keys that come before attention; see `Ops.qk_norm_rope`.
+
+    Attributes:
+        norm_weights: `[2, head_dim]`, for queries and for keys.
+        cos_sin: `[max_positions, head_dim]` float32.
+        positions: `[tokens]` int32, each token's place in its sequence.
+        eps: of the norm.
+    """
+
+    norm_weights: torch.Tensor
+    cos_sin: torch.Tensor
+    positions: torch.Tensor
+    eps: float
+
+
 class Ops(Protocol):
     """Each step computes in float32 inside and rounds once, to its input's dtype, unless said otherwise."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """`x / rms(x) * weight` over the last dimension of `[tokens, hidden]`."""
+    def embed_rms_norm(
+        self, input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x = words[input_ids]` and `x / rms(x) * weight`, both `[tokens, hidden]`."""
 
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
@@ -54,8 +74,14 @@ class Ops(Protocol):
             eps: of the norm.
         """
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x @ weight.T`, `[tokens, depth]` by `[width, depth]`."""
+    def project_qkv(
+        self, x: torch.Tensor, weight: torch.Tensor, rotation: Rotation, num_heads: int, num_kv_heads: int
+    ) -> tuple[torch.Tensor, Rotation | None]:
+        """Queries, keys and values, `x @ weight.T`, `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`.
+
+        Returns:
+            The projection, and the rotation if it is still to be done.
+        """
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float

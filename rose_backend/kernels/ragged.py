@@ -8,8 +8,8 @@ import triton.language as tl
 
 from rose_backend.config import PoolingMode
 
-_TOKENS_AT_ONCE = 64
-_COLUMNS_AT_ONCE = 64
+_TOKENS_AT_ONCE = 128
+_COLUMNS_AT_ONCE = 32
 _POSITIONS_AT_ONCE = 1024
 _SMALLEST_NORM = 1e-12
 

@@ -2,7 +2,8 @@
 
 A sequence of at most 128 tokens fits one program's registers, so nothing is streamed and no softmax is rescaled.
 General kernels spend several microseconds here on work for long sequences, and the rotation would be a launch of
-its own. Grid: one program for each sequence and key head.
+its own. Grid: one program for each sequence and key head; where sequences are few, one for each query head and each
+block of queries, which repeats the work on keys but uses the card.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import triton
 import triton.language as tl
 
 LONGEST = 128
+
+_FEW_PROGRAMS = 96  # fewer than the multiprocessors of the cards this is for
+_QUERIES_APART = 32
 
 
 @triton.jit
@@ -33,41 +37,52 @@ def _rotated_head(
 @triton.jit
 def _short_attention_kernel(
     qkv_ptr, cu_seqlens_ptr, norm_weights_ptr, cos_sin_ptr, out_ptr, scale, eps, num_heads: tl.constexpr,
-    num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, causal: tl.constexpr, rotate: tl.constexpr,
+    num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, queries: tl.constexpr, members: tl.constexpr,
+    causal: tl.constexpr, rotate: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    first_head = tl.program_id(1) * members
+    kv_head = first_head // (num_heads // num_kv_heads)
     start = tl.load(cu_seqlens_ptr + sequence)
     length = tl.load(cu_seqlens_ptr + sequence + 1) - start
-    if length <= 0:
+    if tl.program_id(2) * queries >= length:
         return
     head_dim: tl.constexpr = 2 * half
     row_width: tl.constexpr = (num_heads + 2 * num_kv_heads) * head_dim
-    group: tl.constexpr = num_heads // num_kv_heads
     dtype = qkv_ptr.dtype.element_ty
-    token = tl.arange(0, block)
     column = tl.arange(0, half)
-    mask = (token < length)[:, None] & (column >= 0)[None, :]
-    rows = qkv_ptr + (start + token).to(tl.int64)[:, None] * row_width + column[None, :]
-    cos = tl.zeros((block, half), tl.float32)
-    sin = tl.zeros((block, half), tl.float32)
+    key = tl.arange(0, block)
+    key_mask = (key < length)[:, None] & (column >= 0)[None, :]
+    key_rows = qkv_ptr + (start + key).to(tl.int64)[:, None] * row_width + column[None, :]
+    query = tl.program_id(2) * queries + tl.arange(0, queries)
+    query_mask = (query < length)[:, None] & (column >= 0)[None, :]
+    query_rows = qkv_ptr + (start + query).to(tl.int64)[:, None] * row_width + column[None, :]
+    key_cos = tl.zeros((block, half), tl.float32)
+    key_sin = tl.zeros((block, half), tl.float32)
+    query_cos = tl.zeros((queries, half), tl.float32)
+    query_sin = tl.zeros((queries, half), tl.float32)
     if rotate:
-        angles = cos_sin_ptr + token[:, None] * head_dim + column[None, :]
-        cos = tl.load(angles, mask=mask, other=0.0)
-        sin = tl.load(angles + half, mask=mask, other=0.0)
+        key_angles = cos_sin_ptr + key[:, None] * head_dim + column[None, :]
+        key_cos = tl.load(key_angles, mask=key_mask, other=0.0)
+        key_sin = tl.load(key_angles + half, mask=key_mask, other=0.0)
+        query_angles = cos_sin_ptr + query[:, None] * head_dim + column[None, :]
+        query_cos = tl.load(query_angles, mask=query_mask, other=0.0)
+        query_sin = tl.load(query_angles + half, mask=query_mask, other=0.0)
     k_low, k_high = _rotated_head(
-        rows + (num_heads + kv_head) * head_dim, norm_weights_ptr + head_dim, cos, sin, mask, eps, half, rotate, dtype
-    )
-    values = rows + (num_heads + num_kv_heads + kv_head) * head_dim
-    v_low = tl.load(values, mask=mask, other=0.0)
-    v_high = tl.load(values + half, mask=mask, other=0.0)
-    seen = (token < length)[None, :] & (token >= 0)[:, None]
+        key_rows + (num_heads + kv_head) * head_dim, norm_weights_ptr + head_dim, key_cos, key_sin, key_mask, eps,
+        half, rotate, dtype,
+    )  # fmt: skip
+    values = key_rows + (num_heads + num_kv_heads + kv_head) * head_dim
+    v_low = tl.load(values, mask=key_mask, other=0.0)
+    v_high = tl.load(values + half, mask=key_mask, other=0.0)
+    seen = (key < length)[None, :] & (query >= 0)[:, None]
     if causal:
-        seen = seen & (token[None, :] <= token[:, None])
-    for member in tl.static_range(group):
-        head = kv_head * group + member
+        seen = seen & (key[None, :] <= query[:, None])
+    out_rows = out_ptr + (start + query).to(tl.int64)[:, None] * (num_heads * head_dim) + column[None, :]
+    for member in tl.static_range(members):
+        head = first_head + member
         q_low, q_high = _rotated_head(
-            rows + head * head_dim, norm_weights_ptr, cos, sin, mask, eps, half, rotate, dtype
+            query_rows + head * head_dim, norm_weights_ptr, query_cos, query_sin, query_mask, eps, half, rotate, dtype
         )
         scores = tl.dot(q_low, tl.trans(k_low))
         scores = tl.dot(q_high, tl.trans(k_high), scores) * scale
@@ -75,11 +90,9 @@ def _short_attention_kernel(
         weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
         total = tl.sum(weights, axis=1)[:, None]
         weights = weights.to(dtype)
-        place = (
-            out_ptr + (start + token).to(tl.int64)[:, None] * (num_heads * head_dim) + head * head_dim + column[None, :]
-        )
-        tl.store(place, (tl.dot(weights, v_low) / total).to(dtype), mask=mask)
-        tl.store(place + half, (tl.dot(weights, v_high) / total).to(dtype), mask=mask)
+        place = out_rows + head * head_dim
+        tl.store(place, (tl.dot(weights, v_low) / total).to(dtype), mask=query_mask)
+        tl.store(place + half, (tl.dot(weights, v_high) / total).to(dtype), mask=query_mask)
 
 
 def short_attention(
@@ -115,10 +128,14 @@ def short_attention(
     head_dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
     out = torch.empty((len(qkv), num_heads * head_dim), dtype=qkv.dtype, device=qkv.device)
     block = max(16, triton.next_power_of_2(min(max_seqlen, LONGEST)))
+    sequences = len(cu_seqlens) - 1
+    spread = sequences * num_kv_heads < _FEW_PROGRAMS
+    queries = min(block, _QUERIES_APART) if spread else block
+    members = 1 if spread else num_heads // num_kv_heads
     rotate = norm_weights is not None
-    _short_attention_kernel[(len(cu_seqlens) - 1, num_kv_heads)](
+    _short_attention_kernel[(sequences, num_heads // members, block // queries)](
         qkv, cu_seqlens, norm_weights if rotate else qkv, cos_sin if rotate else qkv, out, scale, eps,
-        num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, causal=causal,
-        rotate=rotate, num_warps=8 if block == LONGEST else 4,
+        num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, queries=queries,
+        members=members, causal=causal, rotate=rotate, num_warps=8 if queries == LONGEST else 4,
     )  # fmt: skip
     return out

@@ -12,7 +12,17 @@ import torch
 
 from rose_backend.kernels.gemm import Tiling
 
-_MOST_TOKENS = 64
+_FUSE_SWIGLU_FROM = 1024
+_FUSE_ROTATION_FROM = 256
+
+_LINEAR = {16: Tiling(16, 16, 64, 1, 2, 6), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 128, 1, 4, 6)}
+_SPLIT_LINEAR = {
+    16: Tiling(16, 16, 64, 4, 2, 6),
+    32: Tiling(32, 16, 64, 4, 2, 6),
+    64: Tiling(64, 32, 64, 4, 4, 6),
+    128: Tiling(64, 32, 128, 2, 4, 6),
+}
+_SWIGLU = {16: Tiling(16, 32, 256, 1, 2, 4), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 64, 1, 4, 6)}
 
 
 @dataclass(frozen=True)
@@ -30,22 +40,28 @@ class Tilings:
         """The choice for a CUDA device."""
         return cls(enabled=torch.cuda.get_device_capability(device) == (9, 0))
 
+    def fuses_swiglu(self, tokens: int, width: int, depth: int) -> bool:
+        """Whether gate and up projections end in SwiGLU; `width` counts both."""
+        return self.enabled and tokens >= _FUSE_SWIGLU_FROM and width % 256 == 0 and depth % 64 == 0
+
+    def fuses_rotation(self, tokens: int, depth: int) -> bool:
+        """Whether the projection of queries and keys ends in their norm and rotation."""
+        return self.enabled and tokens >= _FUSE_ROTATION_FROM and depth % 64 == 0
+
     def linear(self, tokens: int, width: int, depth: int) -> Tiling | None:
         """For a plain product of many columns."""
-        return self._fitting(tokens, width, Tiling(_rows(tokens), 16, 128, 1, 2, 6), depth)
+        return self._fitting(_LINEAR, tokens, width, depth)
 
     def split_linear(self, tokens: int, width: int, depth: int) -> Tiling | None:
         """For a product of few columns whose parts the next norm adds up."""
-        return self._fitting(tokens, width, Tiling(_rows(tokens), 16, 64, 4, 2, 6), depth)
+        return self._fitting(_SPLIT_LINEAR, tokens, width, depth)
 
     def swiglu(self, tokens: int, width: int, depth: int) -> Tiling | None:
         """For gate and up projections; `width` counts both."""
-        return self._fitting(tokens, width // 2, Tiling(_rows(tokens), 32, 128, 1, 4, 4), depth)
+        return self._fitting(_SWIGLU, tokens, width // 2, depth)
 
-    def _fitting(self, tokens: int, width: int, tiling: Tiling, depth: int) -> Tiling | None:
-        divides = width % tiling.columns == 0 and depth % (tiling.splits * tiling.inner) == 0
-        return tiling if self.enabled and tokens <= _MOST_TOKENS and divides else None
-
-
-def _rows(tokens: int) -> int:
-    return 16 if tokens <= 16 else 32 if tokens <= 32 else 64
+    def _fitting(self, tilings: dict[int, Tiling], tokens: int, width: int, depth: int) -> Tiling | None:
+        tiling = next((tiling for most, tiling in tilings.items() if tokens <= most), None)
+        if not self.enabled or tiling is None or width % tiling.columns or depth % (tiling.splits * tiling.inner):
+            return None
+        return tiling

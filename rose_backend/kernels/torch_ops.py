@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
+from rose_backend.kernels.ops import Rotation
 
 _SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentence-transformers uses
 
@@ -13,9 +14,12 @@ _SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentenc
 class TorchOps:
     """See `Ops`."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def embed_rms_norm(
+        self, input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Ops`."""
-        return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+        x = F.embedding(input_ids, words)
+        return x, _rms_norm(x, weight, eps)
 
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
@@ -59,15 +63,22 @@ class TorchOps:
             turned = (low * cos[:, None] - high * sin[:, None], high * cos[:, None] + low * sin[:, None])
             part.copy_(torch.cat(turned, dim=-1))
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def project_qkv(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        rotation: Rotation,
+        num_heads: int,  # noqa: ARG002 (of use where the rotation is fused)
+        num_kv_heads: int,  # noqa: ARG002
+    ) -> tuple[torch.Tensor, Rotation | None]:
         """See `Ops`."""
-        return F.linear(x, weight)
+        return F.linear(x, weight), rotation
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `Ops`."""
-        return self.rms_norm(residual.add_(F.linear(x, weight)), norm_weight, eps)
+        return _rms_norm(residual.add_(F.linear(x, weight)), norm_weight, eps)
 
     def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
@@ -97,3 +108,7 @@ class TorchOps:
             pooled = torch.segment_reduce(hidden[: int(offsets[-1])].float(), "mean", offsets=offsets, axis=0)
         norms = torch.linalg.vector_norm(pooled, dim=-1).clamp_min(_SMALLEST_NORM)
         return pooled / torch.where(normalize.bool(), norms, 1.0)[:, None]
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels import activations, gemm, norms, ragged, rope
+from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels.ops import Rotation
 from rose_backend.kernels.tilings import Tilings
 
 
@@ -20,9 +21,11 @@ class TritonOps:
     def __init__(self, device: torch.device) -> None:
         self._tilings = Tilings.of(device)
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def embed_rms_norm(
+        self, input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Ops`."""
-        return norms.rms_norm(x, None, weight, eps)
+        return norms.embed_rms_norm(input_ids, words, weight, eps)
 
     def add_layer_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
@@ -56,10 +59,24 @@ class TritonOps:
         """See `Ops`."""
         rope.qk_norm_rope(qkv, norm_weights, cos_sin, positions, num_heads, num_kv_heads, eps)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def project_qkv(
+        self, x: torch.Tensor, weight: torch.Tensor, rotation: Rotation, num_heads: int, num_kv_heads: int
+    ) -> tuple[torch.Tensor, Rotation | None]:
         """See `Ops`."""
+        if self._tilings.fuses_rotation(len(x), x.shape[1]):
+            rotated = fused_gemm.rotated_projection(
+                x,
+                weight,
+                rotation.norm_weights,
+                rotation.cos_sin,
+                rotation.positions,
+                num_heads,
+                num_kv_heads,
+                rotation.eps,
+            )
+            return rotated, None
         tiling = self._tilings.linear(len(x), *weight.shape)
-        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling)
+        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling), rotation
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
@@ -67,11 +84,13 @@ class TritonOps:
         """See `Ops`."""
         tiling = self._tilings.split_linear(len(x), *weight.shape)
         if tiling is None:
-            return norms.rms_norm(F.linear(x, weight), residual, norm_weight, eps)
+            return norms.add_rms_norm(F.linear(x, weight), residual, norm_weight, eps)
         return gemm.sum_rms_norm(gemm.linear(x, weight, tiling), residual, norm_weight, eps)
 
     def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
+        if self._tilings.fuses_swiglu(len(x), *gate_up.shape):
+            return fused_gemm.swiglu(x, gate_up)
         tiling = self._tilings.swiglu(len(x), *gate_up.shape)
         if tiling is None:
             return activations.silu_mul(F.linear(x, gate_up))
