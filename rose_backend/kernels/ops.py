@@ -74,14 +74,8 @@ class Ops(Protocol):
             eps: of the norm.
         """
 
-    def project_qkv(
-        self, x: torch.Tensor, weight: torch.Tensor, rotation: Rotation, num_heads: int, num_kv_heads: int
-    ) -> tuple[torch.Tensor, Rotation | None]:
-        """Queries, keys and values, `x @ weight.T`, `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`.
-
-        Returns:
-            The projection, and the rotation if it is still to be done.
-        """
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """`x @ weight.T`, `[tokens, depth]` by `[width, depth]`."""
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float

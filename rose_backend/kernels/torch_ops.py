@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels.ops import Rotation
 
 _SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentence-transformers uses
 
@@ -63,16 +62,9 @@ class TorchOps:
             turned = (low * cos[:, None] - high * sin[:, None], high * cos[:, None] + low * sin[:, None])
             part.copy_(torch.cat(turned, dim=-1))
 
-    def project_qkv(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        rotation: Rotation,
-        num_heads: int,  # noqa: ARG002 (of use where the rotation is fused)
-        num_kv_heads: int,  # noqa: ARG002
-    ) -> tuple[torch.Tensor, Rotation | None]:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
-        return F.linear(x, weight), rotation
+        return F.linear(x, weight)
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float

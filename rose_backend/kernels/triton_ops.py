@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
 from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
-from rose_backend.kernels.ops import Rotation
 from rose_backend.kernels.tilings import Tilings
 
 
@@ -59,24 +58,10 @@ class TritonOps:
         """See `Ops`."""
         rope.qk_norm_rope(qkv, norm_weights, cos_sin, positions, num_heads, num_kv_heads, eps)
 
-    def project_qkv(
-        self, x: torch.Tensor, weight: torch.Tensor, rotation: Rotation, num_heads: int, num_kv_heads: int
-    ) -> tuple[torch.Tensor, Rotation | None]:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
-        if self._tilings.fuses_rotation(len(x), x.shape[1]):
-            rotated = fused_gemm.rotated_projection(
-                x,
-                weight,
-                rotation.norm_weights,
-                rotation.cos_sin,
-                rotation.positions,
-                num_heads,
-                num_kv_heads,
-                rotation.eps,
-            )
-            return rotated, None
         tiling = self._tilings.linear(len(x), *weight.shape)
-        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling), rotation
+        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling)
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float

@@ -130,11 +130,11 @@ class Qwen3:
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
         """See `RaggedModel`."""
-        ops, eps, geometry = self._ops, self._eps, self.geometry
+        ops, eps = self._ops, self._eps
         residual, x = ops.embed_rms_norm(input_ids, self._words, self._layers[0].input_norm, eps)
         for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
             rotation = Rotation(layer.qk_norms, self._cos_sin, positions, eps)
-            mixed = attend(*ops.project_qkv(x, layer.qkv, rotation, geometry.num_heads, geometry.num_kv_heads))
+            mixed = attend(ops.linear(x, layer.qkv), rotation)
             x = ops.linear_add_rms_norm(mixed, layer.attention_out, residual, layer.mlp_norm, eps)
             wide = ops.swiglu(x, layer.gate_up)
             x = ops.linear_add_rms_norm(wide, layer.down, residual, next_norm, eps)
