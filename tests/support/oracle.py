@@ -1,0 +1,32 @@
+"""The independent source of right vectors: sentence-transformers on the same files, one text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from sentence_transformers import SentenceTransformer
+
+
+class Oracle:
+    """Lone vectors of texts in float32 on the CPU, computed once each.
+
+    Args:
+        folder: the checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).float()
+        self._known: dict[str, npt.NDArray[np.float32]] = {}
+
+    def vector(self, text: str) -> npt.NDArray[np.float32]:
+        """`[dim]`."""
+        if text not in self._known:
+            self._known[text] = self.model.encode([text], batch_size=1, show_progress_bar=False)[0]
+        return self._known[text]
+
+    def vectors(self, texts: Iterable[str]) -> npt.NDArray[np.float32]:
+        """`[num_texts, dim]`, no text sharing a batch with another."""
+        return np.stack([self.vector(text) for text in texts])

@@ -1,0 +1,33 @@
+"""Counters of the server's metrics page."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+
+
+class Counters:
+    """Reads the page at `url` anew for every value."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def read(self, name: str, **labels: str) -> int:
+        """The counter's value, summed over every sample that carries the labels.
+
+        Raises:
+            KeyError: the page has no such sample.
+        """
+        with urllib.request.urlopen(self._url, timeout=10) as answer:
+            page = answer.read().decode()
+        samples = [
+            float(value)
+            for found, pairs, value in _SAMPLE.findall(page)
+            if found == name and labels.items() <= dict(_LABEL.findall(pairs)).items()
+        ]
+        if not samples:
+            raise KeyError(f"{name} {labels}")
+        return int(sum(samples))
