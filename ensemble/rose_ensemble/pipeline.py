@@ -7,8 +7,8 @@ from string import Template
 
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT
 
-# Requests larger than this in their first dimension are refused by Triton itself; ours (TextLimits) count b * n.
-_MAX_BATCH_SIZE = 4096
+# So large that a request with too many rows reaches our own check (TextLimits), whose message names the field.
+_MAX_BATCH_SIZE = 2**20
 
 _ENSEMBLE = Template("""\
 # Text in, vectors out: the embedding contract (README.md, "Request and response").

@@ -59,8 +59,11 @@ class TritonServer:
             f"--metrics-address={host}",
             f"--metrics-port={metrics_port}",
             "--disable-auto-complete-config",
+            "--pinned-memory-pool-byte-size=0",  # tensors cross Triton in ordinary memory; the engine pins its own
             "--log-info=false",
         ]
+        if not Path("/dev/nvidia0").exists():
+            command.append("--allow-gpu-metrics=false")
         if self.backends is not None:
             command.append(f"--backend-directory={self.backends}")
         return command

@@ -33,5 +33,13 @@ def test_elements_differ(grpc_client: grpcclient.InferenceServerClient) -> None:
 
 
 def test_many_kinds_of_text(grpc_client: grpcclient.InferenceServerClient, oracle: Oracle) -> None:
-    texts = ["\u6f6e\u6c50", "\U0001f30a wave", "a\0b", "e\u0301 \u00e9", "\u0627\u0644\u0645\u062f", "x" * 5000, "\ufeffBOM"]
+    texts = [
+        "\u6f6e\u6c50",
+        "\U0001f30a wave",
+        "a\0b",
+        "e\u0301 \u00e9",
+        "\u0627\u0644\u0645\u062f",
+        "x" * 5000,
+        "\ufeffBOM",
+    ]
     assert_close(embed(grpc_client, texts).rows, oracle.vectors(texts))

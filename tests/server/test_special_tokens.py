@@ -26,9 +26,7 @@ def test_they_are_control_tokens(grpc_client: grpcclient.InferenceServerClient) 
 
 
 @pytest.mark.parametrize("text", [_FORGED, "[PAD] tea", "tea [MASK] [UNK] pot", "[PAD]"])
-def test_as_in_sentence_transformers(
-    grpc_client: grpcclient.InferenceServerClient, oracle: Oracle, text: str
-) -> None:
+def test_as_in_sentence_transformers(grpc_client: grpcclient.InferenceServerClient, oracle: Oracle, text: str) -> None:
     assert_close(embed(grpc_client, [text, "tea"]).rows, oracle.vectors([text, "tea"]))
 
 

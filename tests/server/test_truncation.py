@@ -23,9 +23,7 @@ def test_count_is_of_tokens_that_were_run(grpc_client: grpcclient.InferenceServe
 
 
 @pytest.mark.parametrize("tail", ["stone", "stone " * 346, "violin", "tractor"])
-def test_what_is_cut_has_no_effect(
-    grpc_client: grpcclient.InferenceServerClient, oracle: Oracle, tail: str
-) -> None:
+def test_what_is_cut_has_no_effect(grpc_client: grpcclient.InferenceServerClient, oracle: Oracle, tail: str) -> None:
     full, cut = (embed(grpc_client, [text]).rows for text in (_FULL, _FULL + tail))
     assert largest_difference(full, cut) == 0.0
     assert_close(cut[0], oracle.vector(_FULL))

@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import random
 
-_WORDS = (
-    "harbour tide ferry rope anchor gull lantern oak meadow violin tractor kettle bread yeast copper ledger "
-    "engine bridge winter market pepper saddle velvet planet orchard thunder pencil mirror castle river"
-).split()
+_WORDS = [
+    "harbour",
+    "tide",
+    "ferry",
+    "rope",
+    "anchor",
+    "gull",
+    "lantern",
+    "oak",
+    "meadow",
+    "violin",
+    "tractor",
+    "kettle",
+    "bread",
+    "yeast",
+    "copper",
+    "ledger",
+    "engine",
+    "bridge",
+    "winter",
+    "market",
+    "pepper",
+    "saddle",
+    "velvet",
+    "planet",
+    "orchard",
+    "thunder",
+    "pencil",
+    "mirror",
+    "castle",
+    "river",
+]
 
 
 def make_texts(count: int, *, longest: int, seed: int) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
@@ -137,12 +138,11 @@ class RawGrpc:
         self, tensors: Sequence[Tensor], model: str = "embed", parameters: Mapping[str, Parameter] | None = None
     ) -> str:
         """The message of a request that must be refused as the sender's fault."""
-        try:
+        with pytest.raises(grpc.RpcError) as refused:
             self.infer(tensors, model, parameters)
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (error.code(), error.details())
-            return str(error.details())
-        raise AssertionError("the request was not refused")
+        error = refused.value
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, (error.code(), error.details())
+        return str(error.details())
 
     def __enter__(self) -> RawGrpc:
         return self

@@ -74,7 +74,8 @@ def _announce(endpoints: Endpoints, names: list[str]) -> None:
     out.print(f"  HTTP     http://{endpoints.http}")
     out.print(f"  metrics  http://{endpoints.metrics}/metrics")
     body = '{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["hello"]}]}'
-    out.print(f"try:\n  curl -s http://{endpoints.http}/v2/models/{model}/infer -d '{body}'", markup=False)
+    header = "-H 'Content-Type: application/json'"
+    out.print(f"try:\n  curl -s http://{endpoints.http}/v2/models/{model}/infer {header} -d '{body}'", markup=False)
     snippet = (
         "import numpy as np, tritonclient.grpc as g; "
         't = g.InferInput("TEXT", [1, 1], "BYTES"); t.set_data_from_numpy(np.array([[b"hello"]], dtype=object)); '
