@@ -1,0 +1,298 @@
+"""The service over the real engine and real weights, with faults injected into chosen steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rose_backend.admission import Limits
+from rose_backend.config import EngineConfig
+from rose_backend.core import Batch, Float32Array
+from rose_backend.engine import RoseEngine
+from rose_backend.errors import EngineError, InvalidArgumentError, RoseError, UnavailableError
+from rose_backend.packer import TokenPacker
+from rose_backend.service import RoseService, Rows
+from rose_ensemble.checkpoint import read_checkpoint
+from tests.support.vectors import assert_close
+from tests.unit.builders import Answers, request_of
+
+Alone = Callable[[list[int]], Float32Array]
+
+POISON = 666
+GOOD = [[101, 5572, 102], [101, 8962, 2003, 102], [101, 102], [101, 2023, 2003, 1037, 3231, 102]]
+
+
+class LostRows:
+    """A step's result on a device that failed meanwhile."""
+
+    def numpy(self) -> Float32Array:
+        raise RuntimeError("device lost")
+
+
+class FaultyEngine:
+    """The real engine, held back until told to go; steps fail as `fault` says.
+
+    Args:
+        engine: does the work.
+        fault: called with each batch before it runs; may raise, or return rows to use instead.
+    """
+
+    def __init__(self, engine: RoseEngine, fault: Callable[[Batch], Rows | None]) -> None:
+        self._engine = engine
+        self._fault = fault
+        self.go = threading.Event()
+        self.entered = threading.Event()
+        self.batches: list[Batch] = []
+
+    def step(self, batch: Batch) -> Rows:
+        self.entered.set()
+        assert self.go.wait(30)
+        self.batches.append(batch)
+        return self._fault(batch) or self._engine.step(batch)
+
+
+class Recorder:
+    """A metrics sink that keeps everything."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.done: list[tuple[int, bool]] = []
+        self.seconds: list[float] = []
+
+    def batch_started(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def request_done(self, *, num_sequences: int, seconds: float, failed: bool) -> None:
+        self.done.append((num_sequences, failed))
+        self.seconds.append(seconds)
+
+
+class Running:
+    """A service and what surrounds it; `hold` is a first request that keeps the engine busy while others queue."""
+
+    def __init__(self, engine: RoseEngine, fault: Callable[[Batch], Rows | None], budget: int, most: int) -> None:
+        self.engine = FaultyEngine(engine, fault)
+        self.metrics = Recorder()
+        limits = Limits(engine.vocab_size, engine.config.max_length)
+        self.service = RoseService(self.engine, TokenPacker(budget, most), limits, self.metrics)
+        self.hold = self.submit([[101, 102]])
+        assert self.engine.entered.wait(30)
+
+    def submit(self, sequences: list[list[int]], *, normalize: bool = True) -> Answers:
+        answers = Answers()
+        self.service.submit(request_of(sequences, answers, normalize=normalize))
+        return answers
+
+
+@pytest.fixture(scope="module")
+def engine(minilm: Path) -> RoseEngine:
+    checkpoint = read_checkpoint(minilm)
+    return RoseEngine(EngineConfig(minilm, checkpoint.max_length, checkpoint.head))
+
+
+@pytest.fixture(scope="module")
+def alone(engine: RoseEngine) -> Alone:
+    """A sequence's vector when it runs with no batch mate."""
+
+    def run(sequence: list[int]) -> Float32Array:
+        batch = TokenPacker(256, 1).take(deque([request_of([sequence])]))
+        assert batch is not None
+        return engine.step(batch).numpy()[0].copy()
+
+    return run
+
+
+def nothing_wrong(_: Batch) -> None:
+    return None
+
+
+@contextmanager
+def running(
+    engine: RoseEngine, fault: Callable[[Batch], Rows | None] = nothing_wrong, budget: int = 256, most: int = 64
+) -> Iterator[Running]:
+    """Yields with the engine held back; everything is answered and both threads are gone after it."""
+    state = Running(engine, fault, budget, most)
+    try:
+        yield state
+    finally:
+        state.engine.go.set()
+        state.service.close()
+
+
+def fails_on_poison(batch: Batch) -> None:
+    if POISON in batch.input_ids:
+        raise RuntimeError("poisoned")
+
+
+def test_batch_mates_get_what_they_get_alone(engine: RoseEngine, alone: Alone) -> None:
+    with running(engine) as state:
+        answers = [state.submit([sequence]) for sequence in GOOD]
+        state.engine.go.set()
+        for sequence, answer in zip(GOOD, answers, strict=True):
+            assert_close(answer.vectors(), alone(sequence)[None])
+    assert [batch.num_sequences for batch in state.engine.batches] == [1, len(GOOD)]
+
+
+def test_only_the_poisoned_request_fails(engine: RoseEngine, alone: Alone) -> None:
+    with running(engine, fails_on_poison) as state:
+        answers = [state.submit([sequence]) for sequence in GOOD[:2]]
+        poisoned = state.submit([GOOD[0], [101, POISON, 102]])
+        answers += [state.submit([sequence]) for sequence in GOOD[2:]]
+        state.engine.go.set()
+        error = poisoned.wait()
+        assert isinstance(error, EngineError)
+        assert "poisoned" in str(error)
+        for sequence, answer in zip(GOOD, answers, strict=True):
+            assert_close(answer.vectors(), alone(sequence)[None])
+    assert [len(answer.outcomes) for answer in (*answers, poisoned, state.hold)] == [1] * 6
+
+
+def test_a_lost_batch_fails_its_own_requests_and_no_others(engine: RoseEngine, alone: Alone) -> None:
+    def lose(batch: Batch) -> Rows | None:
+        return LostRows() if POISON in batch.input_ids else None
+
+    with running(engine, lose, most=2) as state:
+        first = state.submit([GOOD[0]])
+        mate = state.submit([GOOD[1]])  # first and mate share a batch, the next two another
+        lost = state.submit([[101, POISON, 102]])
+        lost_mate = state.submit([GOOD[2]])
+        last = state.submit([GOOD[3]])
+        state.engine.go.set()
+        for answer in (lost, lost_mate):
+            error = answer.wait()
+            assert isinstance(error, EngineError)
+            assert "device lost" in str(error)
+        for sequence, answer in ((GOOD[0], first), (GOOD[1], mate), (GOOD[3], last)):
+            assert_close(answer.vectors(), alone(sequence)[None])
+    assert [len(answer.outcomes) for answer in (first, mate, lost, lost_mate, last)] == [1] * 5
+
+
+def test_a_large_request_is_put_together_in_order(engine: RoseEngine, alone: Alone) -> None:
+    sequences = [[101, *range(2000 + 7 * index, 2000 + 8 * index + 1), 102] for index in range(12)]
+    sequences = sequences[::2] + sequences[::-2]
+    with running(engine, budget=40, most=64) as state:
+        large = state.submit(sequences)
+        after = state.submit([GOOD[0]])
+        state.engine.go.set()
+        assert_close(large.vectors(), np.stack([alone(sequence) for sequence in sequences]))
+        assert_close(after.vectors(), alone(GOOD[0])[None])
+    assert len(state.engine.batches) > 3
+    assert all(batch.num_tokens <= 40 for batch in state.engine.batches)
+    assert len(large.outcomes) == 1
+
+
+def test_a_large_request_of_which_a_part_fails_is_answered_once(engine: RoseEngine, alone: Alone) -> None:
+    sequences = [GOOD[0]] * 3 + [[101, POISON, 102]] + [GOOD[0]] * 8
+    with running(engine, fails_on_poison, most=2) as state:
+        large = state.submit(sequences)
+        after = state.submit([GOOD[3]])
+        state.engine.go.set()
+        assert isinstance(large.wait(), EngineError)
+        assert_close(after.vectors(), alone(GOOD[3])[None])
+    assert len(large.outcomes) == 1
+    assert state.metrics.done.count((12, True)) == 1
+
+
+def test_normalize_is_each_requests_own(engine: RoseEngine, alone: Alone) -> None:
+    with running(engine) as state:
+        unit = state.submit([GOOD[1]], normalize=True)
+        raw = state.submit([GOOD[1]], normalize=False)
+        state.engine.go.set()
+        vector = raw.vectors()[0]
+        assert np.linalg.norm(vector) > 1.1
+        assert_close(unit.vectors()[0], vector / np.linalg.norm(vector))
+
+
+def test_close_answers_what_was_accepted(engine: RoseEngine) -> None:
+    with running(engine, most=1) as state:
+        answers = [state.submit([sequence]) for sequence in GOOD * 3]
+        closing = threading.Thread(target=state.service.close)
+        closing.start()
+        state.engine.go.set()
+        closing.join(30)
+        assert not closing.is_alive()
+        assert [len(answer.outcomes) for answer in answers] == [1] * 12
+        assert all(isinstance(answer.outcomes[0], np.ndarray) for answer in answers)
+
+
+def test_submit_after_close_is_refused(engine: RoseEngine) -> None:
+    with running(engine) as state:
+        state.engine.go.set()
+        state.service.close()
+        answer = Answers()
+        with pytest.raises(UnavailableError, match="shutting down"):
+            state.service.submit(request_of([[101, 102]], answer))
+    assert answer.outcomes == []
+
+
+def test_a_request_over_the_limits_is_refused_at_once(engine: RoseEngine) -> None:
+    with running(engine) as state:
+        answer = Answers()
+        with pytest.raises(InvalidArgumentError, match="30522"):
+            state.service.submit(request_of([[30522]], answer))
+    assert answer.outcomes == []
+
+
+def test_a_reply_that_raises_does_not_stop_the_service(engine: RoseEngine, alone: Alone) -> None:
+    def broken(_: Float32Array | RoseError) -> None:
+        raise ConnectionError("receiver is gone")
+
+    with running(engine) as state:
+        request = request_of([GOOD[0]])
+        request.reply = broken
+        state.service.submit(request)
+        mate = state.submit([GOOD[1]])
+        state.engine.go.set()
+        assert_close(mate.vectors(), alone(GOOD[1])[None])
+        assert_close(state.submit([GOOD[2]]).vectors(), alone(GOOD[2])[None])
+
+
+def test_a_reply_that_raises_on_an_error_does_not_stop_the_engine_thread(engine: RoseEngine, alone: Alone) -> None:
+    def broken(_: Float32Array | RoseError) -> None:
+        raise ConnectionError("receiver is gone")
+
+    with running(engine, fails_on_poison) as state:
+        request = request_of([[101, POISON, 102]])
+        request.reply = broken
+        state.service.submit(request)
+        state.engine.go.set()
+        assert_close(state.submit([GOOD[2]]).vectors(), alone(GOOD[2])[None])
+
+
+def test_metrics_see_batches_and_answers(engine: RoseEngine) -> None:
+    with running(engine, fails_on_poison) as state:
+        state.submit(GOOD[:3])
+        state.submit([[101, POISON, 102], [101, 102]])
+        state.engine.go.set()
+    assert [batch.num_sequences for batch in state.metrics.batches] == [1, 5]
+    assert sorted(state.metrics.done) == [(1, False), (2, True), (3, False)]
+    assert all(seconds >= 0 for seconds in state.metrics.seconds)
+
+
+def test_many_submitters_each_get_their_own(engine: RoseEngine, alone: Alone) -> None:
+    expected = [alone(sequence) for sequence in GOOD]
+    with running(engine, budget=64, most=8) as state:
+        state.engine.go.set()
+        wrong: list[float] = []
+
+        def submit_some(offset: int) -> None:
+            for turn in range(25):
+                index = (offset + turn) % len(GOOD)
+                vectors = state.submit([GOOD[index]]).vectors()
+                difference = float(np.abs(vectors[0] - expected[index]).max())
+                if difference > 1e-5:
+                    wrong.append(difference)
+
+        threads = [threading.Thread(target=submit_some, args=(offset,)) for offset in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert state.metrics.done.count((1, False)) == 101
