@@ -1,0 +1,76 @@
+"""Every attention backend that can run here against float32 attention, on ragged batches with padding tails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from rose_backend.attention.base import AttentionBackend, BackendUnavailableError, Geometry, RaggedLayout
+from rose_backend.attention.select import _CANDIDATES
+from rose_backend.kernels.ops import Rotation
+from rose_backend.kernels.torch_ops import TorchOps
+from rose_backend.kernels.triton_ops import TritonOps
+
+_LENGTHS = {
+    "short": [1, 2, 15, 16, 17, 31, 32, 33, 64, 100, 127, 128],
+    "long": [1, 63, 64, 65, 129, 511, 512, 513, 1025, 4096],
+    "one": [37],
+}
+_TOLERANCE = 2e-2  # bfloat16 keeps 8 bits; values are of size one
+
+
+def _open(name: str, geometry: Geometry, layout: RaggedLayout) -> AttentionBackend:
+    try:
+        backend = _CANDIDATES[name](geometry, TritonOps(geometry.device))
+        backend.open(layout)
+    except BackendUnavailableError as reason:
+        pytest.skip(str(reason))
+    return backend
+
+
+def _reference(qkv: torch.Tensor, lengths: list[int], geometry: Geometry) -> torch.Tensor:
+    parts = []
+    heads = qkv.float().view(len(qkv), -1, geometry.head_dim)
+    start = 0
+    for length in lengths:
+        q, k, v = (part.transpose(0, 1) for part in heads[start : start + length].split(geometry.heads, dim=1))
+        mixed = F.scaled_dot_product_attention(
+            q[None], k[None], v[None], is_causal=geometry.causal, enable_gqa=geometry.num_heads != geometry.num_kv_heads
+        )
+        parts.append(mixed[0].transpose(0, 1).flatten(1))
+        start += length
+    return torch.cat(parts)
+
+
+@pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("heads", [(16, 8, 128), (12, 12, 64), (12, 12, 32)], ids=str)
+@pytest.mark.parametrize("lengths", _LENGTHS)
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_backend(name: str, lengths: str, heads: tuple[int, int, int], causal: bool, rotate: bool) -> None:
+    device = torch.device("cuda:0")
+    geometry = Geometry(*heads, causal, torch.bfloat16, device)
+    real = _LENGTHS[lengths]
+    tokens = sum(real)
+    padded = -(-tokens // 64) * 64
+    offsets = torch.tensor([0, *torch.tensor(real).cumsum(0).tolist(), padded, padded], dtype=torch.int32).pin_memory()
+    layout = RaggedLayout(offsets.to(device), padded, max(real))
+    attention = _open(name, geometry, layout).open(layout)
+    torch.manual_seed(0)
+    qkv = torch.randn(padded, sum(geometry.heads) * geometry.head_dim, device=device).bfloat16()
+    rotation, expected_input = None, qkv.float()
+    if rotate:
+        positions = TorchOps().positions(layout.cu_seqlens, padded, 8192)
+        weights = (torch.rand(2, geometry.head_dim, device=device) + 0.5).bfloat16()
+        angles = torch.rand(8192, geometry.head_dim // 2, device=device) * 6
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        rotation = Rotation(weights, cos_sin, positions, 1e-6)
+        TorchOps().qk_norm_rope(expected_input, weights.float(), cos_sin, positions, heads[0], heads[1], 1e-6)
+    expected = _reference(expected_input[:tokens], real, geometry)
+    attention.plan(offsets)
+    actual = attention(qkv.clone(), rotation)[:tokens].float()
+    assert torch.isfinite(actual).all()
+    assert (actual - expected).abs().max() <= _TOLERANCE

@@ -1,0 +1,189 @@
+"""The engine on a GPU: numbers against transformers in float32, recordings against eager, no hidden waiting."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
+
+from rose_backend.buckets import Bucket
+from rose_backend.config import EngineConfig, GraphConfig, HeadConfig, PoolingMode
+from rose_backend.core import Float32Array, Int32Array, Request
+from rose_backend.cuda_runner import CudaRunner
+from rose_backend.engine import RoseEngine
+from rose_backend.lazy_tensor import LazyTensor
+from rose_backend.packer import TokenPacker
+
+_LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 500, 512]
+_VOCAB = 1000
+
+
+def _qwen3(folder: Path, *, causal: bool) -> Path:
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        vocab_size=_VOCAB,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=128,
+        max_position_embeddings=600,
+    )
+    config.is_causal = causal
+    Qwen3Model(config).save_pretrained(folder)
+    return folder
+
+
+def _bert(folder: Path) -> Path:
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=_VOCAB, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8
+    )
+    BertModel(config).save_pretrained(folder)
+    return folder
+
+
+def _config(folder: Path, pooling: PoolingMode, **changes: object) -> EngineConfig:
+    config = EngineConfig(folder, 512, HeadConfig(pooling, normalize=True), "cuda:0", token_budget=4096)
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def _sequences(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, _VOCAB, length, dtype=np.int32) for length in lengths]
+
+
+def _launch(engine: RoseEngine, sequences: Sequence[Int32Array]) -> list[tuple[Int32Array, LazyTensor]]:
+    queue = deque(Request(ids, np.array([len(ids)], np.int32), lambda _: None) for ids in sequences)
+    packer = TokenPacker(engine.config.token_budget, engine.config.max_sequences)
+    launched = []
+    while (batch := packer.take(queue)) is not None:
+        launched.append((batch.order, engine.step(batch)))
+    return launched
+
+
+def _embed(engine: RoseEngine, sequences: Sequence[Int32Array]) -> Float32Array:
+    parts = []
+    for order, rows in _launch(engine, sequences):
+        unsorted = np.empty((len(order), engine.dim), np.float32)
+        unsorted[order] = rows.numpy()
+        parts.append(unsorted)
+    return np.concatenate(parts)
+
+
+def _oracle(folder: Path, kind: type, sequences: Sequence[Int32Array], pooling: PoolingMode) -> Float32Array:
+    model = kind.from_pretrained(folder, dtype=torch.float32).cuda().eval()  # type: ignore[attr-defined]
+    rows = []
+    with torch.inference_mode():
+        for ids in sequences:
+            hidden = model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0]
+            pooled = {"mean": hidden.mean(0), "cls": hidden[0], "lasttoken": hidden[-1]}[pooling.value]
+            rows.append(torch.nn.functional.normalize(pooled, dim=0).cpu().numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "pooling"), [("causal", PoolingMode.LAST), ("bidirectional", PoolingMode.MEAN), ("bert", PoolingMode.CLS)]
+)
+def test_against_transformers(tmp_path: Path, make: str, pooling: PoolingMode) -> None:
+    kind = BertModel if make == "bert" else Qwen3Model
+    folder = _bert(tmp_path) if make == "bert" else _qwen3(tmp_path, causal=make == "causal")
+    engine = RoseEngine(_config(folder, pooling))
+    sequences = _sequences(_LENGTHS)
+    expected = _oracle(folder, kind, sequences, pooling)
+    eager = _embed(engine, sequences)
+    _embed(engine, sequences)
+    replayed = _embed(engine, sequences)
+    alone = np.concatenate([_embed(engine, [ids]) for ids in sequences])
+    engine.close()
+    cosines = (replayed * expected).sum(1)
+    assert cosines.min() >= 0.999
+    assert np.median(cosines) >= 0.9999
+    assert np.array_equal(eager, replayed)  # the same kernels on the same bucket
+    assert (alone * replayed).sum(1).min() >= 0.9995
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
+    folder = _qwen3(tmp_path, causal=False)
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, dtype=dtype))
+    sequences = _sequences(_LENGTHS)
+    cosines = (_embed(engine, sequences) * _oracle(folder, Qwen3Model, sequences, PoolingMode.MEAN)).sum(1)
+    engine.close()
+    assert cosines.min() >= (1 - 1e-6 if dtype == "float32" else 0.9999)
+
+
+def test_capture_replay_and_eviction(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    counters = runner.graphs.counters
+    for expected in ((1, 0, 0), (1, 1, 1), (1, 1, 2)):
+        _embed(engine, _sequences([40]))
+        assert (counters.eager, counters.captures, counters.replays) == expected
+    first = _embed(engine, _sequences([40]))
+    runner.graphs.budget = 0  # room for the last one only
+    _embed(engine, _sequences([200]))
+    _embed(engine, _sequences([200]))
+    assert counters.evictions == 1
+    assert runner.graphs.buckets == [Bucket.fitting(200, 1, 200)]
+    assert np.array_equal(_embed(engine, _sequences([40])), first)  # eager again, the same numbers
+    engine.close()
+
+
+def test_warm_buckets_replay_at_once(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    runner.warm([Bucket.fitting(40, 1, 40)])
+    _embed(engine, _sequences([40]))
+    assert (runner.graphs.counters.eager, runner.graphs.counters.replays) == (0, 1)
+    engine.close()
+
+
+def test_a_step_never_waits(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
+    for _ in range(3):
+        _embed(engine, _sequences(_LENGTHS))
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        launched = _launch(engine, _sequences(_LENGTHS))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for _, rows in launched:
+        rows.wait()
+    engine.close()
+
+
+def test_results_are_not_overwritten_while_read(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
+    [(_, rows)] = _launch(engine, _sequences([100], seed=1))
+    first = rows.numpy()
+    kept = first.copy()
+    for seed in range(2, 20):
+        _embed(engine, _sequences([100], seed=seed))
+    assert np.array_equal(first, kept)
+    engine.close()
+
+
+def test_eager_alone_gives_the_same(tmp_path: Path) -> None:
+    folder = _qwen3(tmp_path, causal=False)
+    sequences = _sequences(_LENGTHS)
+    results = []
+    for largest in (0, 16384):
+        engine = RoseEngine(_config(folder, PoolingMode.MEAN, graphs=GraphConfig(largest_bucket=largest)))
+        for _ in range(2):
+            _embed(engine, sequences)
+        results.append(_embed(engine, sequences))
+        engine.close()
+    assert np.array_equal(*results)

@@ -1,0 +1,83 @@
+"""The fused kernels on the card against the same steps in float32 torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from rose_backend.config import PoolingMode
+from rose_backend.kernels.torch_ops import TorchOps
+from rose_backend.kernels.triton_ops import TritonOps
+
+_DEVICE = torch.device("cuda:0")
+
+
+def _close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    error = (actual.float() - expected.float()).norm() / expected.float().norm()
+    assert error <= {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
+
+
+def _drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(*shape, device=_DEVICE).to(dtype)
+
+
+@pytest.fixture
+def fused() -> TritonOps:
+    torch.manual_seed(0)
+    return TritonOps(_DEVICE)
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 64, 128, 320, 1280, 2048])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products(fused: TritonOps, tokens: int, dtype: torch.dtype) -> None:
+    x, wide = _drawn(tokens, 1024, dtype=dtype), _drawn(tokens, 3072, dtype=dtype)
+    qkv, gate_up, down = (_drawn(*shape, dtype=dtype) * 0.02 for shape in ((4096, 1024), (6144, 1024), (1024, 3072)))
+    residual, norm = _drawn(tokens, 1024, dtype=dtype), _drawn(1024, dtype=dtype)
+    plain = TorchOps()
+    _close(fused.linear(x, qkv), plain.linear(x.float(), qkv.float()), dtype)
+    _close(fused.swiglu(x, gate_up), plain.swiglu(x.float(), gate_up.float()), dtype)
+    expected_residual = residual.float()
+    expected = plain.linear_add_rms_norm(wide.float(), down.float(), expected_residual, norm.float(), 1e-6)
+    _close(fused.linear_add_rms_norm(wide, down, residual, norm, 1e-6), expected, dtype)
+    _close(residual, expected_residual, dtype)
+
+
+@pytest.mark.parametrize("width", [384, 768, 1024])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bert_steps(fused: TritonOps, width: int, dtype: torch.dtype) -> None:
+    plain = TorchOps()
+    x, residual = _drawn(77, width, dtype=dtype), _drawn(77, width, dtype=dtype)
+    weight, bias = _drawn(width, dtype=dtype), _drawn(width, dtype=dtype)
+    words, places = _drawn(500, width, dtype=dtype), _drawn(64, width, dtype=dtype)
+    ids = torch.randint(0, 500, (77,), dtype=torch.int32, device=_DEVICE)
+    positions = torch.randint(0, 64, (77,), dtype=torch.int32, device=_DEVICE)
+    full = [tensor.float() for tensor in (x, residual, weight, bias, words, places)]
+    _close(fused.gelu(x.clone()), plain.gelu(full[0]), dtype)
+    _close(
+        fused.add_layer_norm(x.clone(), residual, weight, bias, 1e-12),
+        plain.add_layer_norm(full[0].clone(), full[1], full[2], full[3], 1e-12),
+        dtype,
+    )
+    _close(
+        fused.embed_layer_norm(ids, positions, words, places, weight, bias, 1e-12),
+        plain.embed_layer_norm(ids, positions, full[4], full[5], full[2], full[3], 1e-12),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("mode", PoolingMode)
+def test_pooling_ignores_padding(fused: TritonOps, mode: PoolingMode) -> None:
+    hidden = _drawn(640, 384, dtype=torch.bfloat16)
+    hidden[600:] = float("nan")  # padding
+    offsets = torch.tensor([0, 1, 130, 131, 600, 640, 640], dtype=torch.int32, device=_DEVICE)
+    flags = torch.tensor([1, 0, 1, 1], dtype=torch.int32, device=_DEVICE)
+    actual = fused.pool(hidden, offsets, flags, mode)
+    expected = TorchOps().pool(hidden[:600].float(), offsets[:5], flags, mode)
+    assert (actual - expected).abs().max() <= 1e-5
+
+
+def test_positions_stay_inside_the_table(fused: TritonOps) -> None:
+    offsets = torch.tensor([0, 3, 5000, 5120], dtype=torch.int32, device=_DEVICE)
+    assert torch.equal(fused.positions(offsets, 5120, 4990), TorchOps().positions(offsets, 5120, 4990))
