@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +38,16 @@ class Engine(Protocol):
 
     def step(self, batch: Batch) -> Rows:
         """Launch one batch."""
+
+
+@dataclass(frozen=True)
+class _FailedStep:
+    """Takes the place of a step's rows, so that the completer answers failures as it answers everything else."""
+
+    error: EngineError
+
+    def numpy(self) -> Float32Array:
+        raise self.error
 
 
 class RoseService:
@@ -113,7 +124,7 @@ class RoseService:
         """A step failed: run its requests one by one, so that only the one at fault fails."""
         logger.warning("step failed", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
         if len(batch.segments) == 1:
-            self._fail(batch.segments[0].request, EngineError(f"the step failed: {cause!r}"))
+            self._launched.put((batch, _FailedStep(EngineError(f"the step failed: {cause!r}"))))
             return
         for segment in batch.segments:
             self._launch(Batch.of((segment,)))
@@ -122,13 +133,12 @@ class RoseService:
         while (launched := self._launched.get()) is not None:
             batch, rows = launched
             try:
-                vectors = rows.numpy()
+                self._hand_out(batch, rows.numpy())
+            except EngineError as error:
+                self._fail(batch, error)
             except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
                 logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
-                for segment in batch.segments:
-                    self._fail(segment.request, EngineError(f"the device failed: {cause!r}"))
-            else:
-                self._hand_out(batch, vectors)
+                self._fail(batch, EngineError(f"the device failed: {cause!r}"))
 
     def _hand_out(self, batch: Batch, vectors: Float32Array) -> None:
         """Put a batch's vectors back in the order of its segments and answer the requests that are whole."""
@@ -151,9 +161,10 @@ class RoseService:
         if request.num_done == request.num_sequences:
             self._answer(request, request.rows)
 
-    def _fail(self, request: Request, error: RoseError) -> None:
-        if not request.answered:
-            self._answer(request, error)
+    def _fail(self, batch: Batch, error: EngineError) -> None:
+        for segment in batch.segments:
+            if not segment.request.answered:
+                self._answer(segment.request, error)
 
     def _answer(self, request: Request, outcome: Float32Array | RoseError) -> None:
         request.answered = True

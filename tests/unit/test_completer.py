@@ -1,0 +1,88 @@
+"""The completer alone answers, and outlives whatever a step hands it. Steps here are made up: no model runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from rose_backend.admission import Limits
+from rose_backend.core import Batch, Float32Array, Request
+from rose_backend.errors import EngineError, RoseError
+from rose_backend.metrics import NullMetrics
+from rose_backend.packer import TokenPacker
+from rose_backend.service import RoseService, Rows
+
+
+class MadeUp:
+    """A step's rows: whatever it is told to return."""
+
+    def __init__(self, rows: Callable[[], Float32Array]) -> None:
+        self.numpy = rows
+
+
+class MadeUpEngine:
+    """Calls `step` with each batch."""
+
+    def __init__(self, step: Callable[[Batch], Rows]) -> None:
+        self.step = step
+
+
+def _run(step: Callable[[Batch], Rows], *ids: list[int], max_sequences: int = 8) -> list[tuple[str, object]]:
+    """Thread and outcome of every reply, in order, for requests of one-token sequences."""
+    replies: list[tuple[str, object]] = []
+
+    def reply(outcome: Float32Array | RoseError) -> None:
+        replies.append((threading.current_thread().name, outcome))
+
+    service = RoseService(MadeUpEngine(step), TokenPacker(64, max_sequences), Limits(100, 8), NullMetrics())
+    for sequence in ids:
+        service.submit(Request(np.array(sequence, np.int32), np.ones(len(sequence), np.int32), reply))
+    service.close()
+    return replies
+
+
+def _echo(batch: Batch) -> Rows:
+    return MadeUp(lambda: batch.input_ids[:, None].astype(np.float32))
+
+
+def test_rows_go_back_to_their_ids() -> None:
+    replies = _run(_echo, [5, 6, 7], [8], max_sequences=2)
+    assert [outcome.tolist() for _, outcome in replies] == [[[5], [6], [7]], [[8]]]
+
+
+def test_a_failed_step_is_answered_by_the_completer() -> None:
+    """Two threads that answer could both find a request unanswered, and reply twice."""
+
+    def fails(batch: Batch) -> Rows:
+        raise RuntimeError("out of memory")
+
+    [(thread, outcome)] = _run(fails, [5])
+    assert thread == "rose-completer"
+    assert isinstance(outcome, EngineError)
+    assert "out of memory" in str(outcome)
+
+
+def test_parts_that_fail_in_both_places_are_one_reply() -> None:
+    def lost() -> Float32Array:
+        raise RuntimeError("lost")
+
+    def step(batch: Batch) -> Rows:
+        if 6 in batch.input_ids:
+            raise RuntimeError("refused")
+        return MadeUp(lost)
+
+    replies = _run(step, [5, 6, 5, 6, 5], max_sequences=1)
+    assert len(replies) == 1
+    assert isinstance(replies[0][1], EngineError)
+
+
+def test_rows_of_a_wrong_number_fail_their_batch_alone() -> None:
+    def step(batch: Batch) -> Rows:
+        return MadeUp(lambda: np.zeros((3, 1), np.float32)) if 6 in batch.input_ids else _echo(batch)
+
+    replies = _run(step, [6, 6], [7], max_sequences=2)
+    assert isinstance(replies[0][1], EngineError)
+    assert isinstance(replies[1][1], np.ndarray)
+    assert replies[1][1].tolist() == [[7]]
