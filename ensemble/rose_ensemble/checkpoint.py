@@ -33,7 +33,6 @@ _OLD_POOLING_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-_UNSET_LENGTH = 10**9  # transformers writes 1e30 where a tokenizer has no limit
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
             "only checkpoints whose weights lie at the top of the folder are served"
         )
     st_config = _read_json(folder / "config_sentence_transformers.json", optional=True)
-    encoder_config = _first_json(folder, _TRANSFORMER_CONFIGS)
-    prompts = {str(name): str(text) for name, text in st_config.get("prompts", {}).items()}
+    encoder_path = next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
+    encoder_config = {} if encoder_path is None else _read_json(encoder_path)
+    prompts = {str(name): str(text) for name, text in (st_config.get("prompts") or {}).items()}
     default_prompt_name = st_config.get("default_prompt_name")
     if default_prompt_name is not None and default_prompt_name not in prompts:
         raise CheckpointError(
@@ -89,12 +89,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder=folder,
         model_type=str(config.get("model_type")),
-        vocab_size=_positive_int(config, "vocab_size"),
+        vocab_size=_positive_number(folder / "config.json", config, "vocab_size"),
         head=HeadConfig(
             pooling=_pooling(folder / modules["Pooling"]) if "Pooling" in modules else PoolingMode.MEAN,
             normalize="Normalize" in modules,
         ),
-        max_length=_max_length(folder, config, encoder_config),
+        max_length=_max_length(folder, config, encoder_path),
         lower_case=bool(encoder_config.get("do_lower_case", False)),
         prompts=prompts,
         default_prompt_name=default_prompt_name,
@@ -106,7 +106,9 @@ def _modules(folder: Path) -> dict[str, str]:
     path = folder / "modules.json"
     if not path.is_file():
         return {"Transformer": ""}
-    entries = json.loads(path.read_text())
+    entries = _load_json(path)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "type" in entry for entry in entries):
+        raise CheckpointError(f"{path} holds no list of modules with a type each")
     modules: dict[str, str] = {}
     for entry in entries:
         kind = str(entry["type"]).rsplit(".", 1)[-1]  # old and new releases differ in the package only
@@ -138,39 +140,39 @@ def _pooling(folder: Path) -> PoolingMode:
     return PoolingMode(modes[0])
 
 
-def _max_length(folder: Path, config: Mapping[str, Any], encoder_config: Mapping[str, Any]) -> int:
+def _max_length(folder: Path, config: Mapping[str, Any], encoder_path: Path | None) -> int:
     """`max_seq_length` if given, else what tokenizer and positions allow; never more than the positions."""
-    positions = _positive_int(config, "max_position_embeddings")
-    given = encoder_config.get("max_seq_length")
-    if given is None:
-        tokenizer = _read_json(folder / "tokenizer_config.json", optional=True)
-        given = tokenizer.get("model_max_length") or _UNSET_LENGTH
-    return min(int(given), positions)
+    limits = [_positive_number(folder / "config.json", config, "max_position_embeddings")]
+    candidates = ((encoder_path, "max_seq_length"), (folder / "tokenizer_config.json", "model_max_length"))
+    for path, key in candidates:
+        values = {} if path is None else _read_json(path, optional=True)
+        if path is not None and values.get(key) is not None:
+            limits.append(_positive_number(path, values, key))
+            break
+    return min(limits)
 
 
-def _positive_int(config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}, not a positive number")
-    return value
-
-
-def _first_json(folder: Path, names: tuple[str, ...]) -> Mapping[str, Any]:
-    for name in names:
-        if (folder / name).is_file():
-            return _read_json(folder / name)
-    return {}
+def _positive_number(path: Path, values: Mapping[str, Any], key: str) -> int:
+    """Whole, though transformers writes 1e30 where a tokenizer has no limit."""
+    value = values.get(key)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{path}: {key} is {value!r}, not a positive number")
+    return int(value)
 
 
 def _read_json(path: Path, *, optional: bool = False) -> Mapping[str, Any]:
     if optional and not path.is_file():
         return {}
+    values = _load_json(path)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return values
+
+
+def _load_json(path: Path) -> Any:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as cause:
         raise CheckpointError(f"{path} is not valid JSON: {cause}") from cause
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
-    return values
