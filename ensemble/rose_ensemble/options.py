@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,23 @@ class RequestOptions:
     normalize: bool | None = None
     truncate: bool = True
     truncation_direction: str = "right"
+
+    @classmethod
+    def read(cls, parameters: Callable[[], str]) -> RequestOptions:
+        """Parse the parameters of a Triton request.
+
+        Args:
+            parameters: the request's accessor of that name; its call decodes bytes that HTTP passes on unchecked.
+
+        Raises:
+            InvalidArgumentError: they are not UTF-8, or as for `parse`.
+        """
+        try:
+            text = parameters()
+        except UnicodeDecodeError as cause:
+            wrong = cause.object[cause.start]
+            raise InvalidArgumentError(f"parameters are not valid UTF-8: byte 0x{wrong:02x} ({cause.reason})") from None
+        return cls.parse(json.loads(text or "{}"))
 
     @classmethod
     def parse(cls, parameters: Mapping[str, Any]) -> RequestOptions:

@@ -60,14 +60,13 @@ def test_bad_request_fails_alone(raw_grpc: RawGrpc, oracle: Oracle, case: str) -
         assert word in message, message
 
 
-def test_the_same_over_http(raw_http: RawHttp) -> None:
-    for status, body in (
-        raw_http.infer(["stone " * 255], [1, 1], truncate=False),
-        raw_http.infer(["tea"], [1, 1], dimension=8),
-        raw_http.infer([], [1, 0]),
-    ):
-        assert status == 400
-        assert body["error"]
+@pytest.mark.parametrize("case", _CASES)
+def test_bad_request_over_http(raw_http: RawHttp, case: str) -> None:
+    tensors, parameters, words = _CASES[case]
+    status, body = raw_http.infer_binary(tensors, parameters)
+    assert status == 400
+    for word in words:
+        assert word in body["error"], body
 
 
 def test_twenty_good_requests_after_a_poisonous_one(raw_grpc: RawGrpc, oracle: Oracle, counters: Counters) -> None:

@@ -77,3 +77,13 @@ def test_ways_to_choose_a_prompt_exclude_one_another(names: tuple[str, str]) -> 
     with pytest.raises(InvalidArgumentError, match="exclude one another") as refusal:
         RequestOptions.parse(dict.fromkeys(names, "query"))
     assert all(name in str(refusal.value) for name in names)
+
+
+@pytest.mark.parametrize(("text", "normalize"), [("", None), ("{}", None), ('{"normalize": false}', False)])
+def test_parameters_of_a_triton_request(text: str, normalize: bool | None) -> None:
+    assert RequestOptions.read(lambda: text) == RequestOptions(normalize=normalize)
+
+
+def test_parameters_that_are_not_utf8() -> None:
+    with pytest.raises(InvalidArgumentError, match="parameters are not valid UTF-8: byte 0xe9"):
+        RequestOptions.read(lambda: b'{"prompt": "caf\xe9"}'.decode())

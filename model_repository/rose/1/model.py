@@ -55,11 +55,11 @@ class TritonPythonModel:
         self._service.close()
 
     def _read(self, request: Any, sender: Any) -> Request:
-        options = RequestOptions.parse(json.loads(request.parameters() or "{}"))
+        options = RequestOptions.read(request.parameters)
         ids = pb_utils.get_input_tensor_by_name(request, "INPUT_IDS").as_numpy()
         lengths = pb_utils.get_input_tensor_by_name(request, "LENGTHS").as_numpy()
         b, n = pb_utils.get_input_tensor_by_name(request, "ROWS").as_numpy()[0].tolist()
-        if b * n != lengths.size:
+        if min(b, n) < 1 or b * n != lengths.size:
             raise InvalidArgumentError(f"ROWS says {b} x {n} sequences, but LENGTHS holds {lengths.size}")
 
         def reply(outcome: Float32Array | RoseError) -> None:

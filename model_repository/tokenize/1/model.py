@@ -31,7 +31,7 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> TokenizeInput | RoseError:
         try:
-            options = RequestOptions.parse(json.loads(request.parameters() or "{}"))
+            options = RequestOptions.read(request.parameters)
             text = pb_utils.get_input_tensor_by_name(request, "TEXT")
             ids = pb_utils.get_input_tensor_by_name(request, "TOKEN_IDS")
             lengths = pb_utils.get_input_tensor_by_name(request, "TOKEN_LENGTHS")
