@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import NoReturn
 
 import typer
@@ -28,3 +30,17 @@ def errors_to_exit(*kinds: type[Exception]) -> Iterator[None]:
         err.print("[red]error:[/]", end=" ")
         err.print(str(error), markup=False)
         raise typer.Exit(1) from error
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM leave through the stack, so that what was started is stopped on the way."""
+
+    def leave(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 (signature of a handler)
+        raise SystemExit(128 + signum)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from rose_backend.errors import RoseError
-from rose_client.cli.console import err, errors_to_exit, out
+from rose_client.cli.console import err, errors_to_exit, out, sigterm_unwinds
 from rose_client.client import RoseClient
 from rose_client.errors import RequestError
 from rose_ensemble.pipeline import Pipeline
@@ -37,7 +37,7 @@ _SHADES = ((0.6, "bold green"), (0.4, "green"), (0.2, "yellow"))
 
 def demo() -> None:
     """Show the whole way once: start a server, embed ten sentences over gRPC, print who resembles whom."""
-    with errors_to_exit(RoseError, RequestError), tempfile.TemporaryDirectory() as scratch:
+    with errors_to_exit(RoseError, RequestError), sigterm_unwinds(), tempfile.TemporaryDirectory() as scratch:
         store = Repository(Path(scratch))
         pipeline = Pipeline()
         store.add(pipeline)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rose_backend.errors import RoseError
-from rose_client.cli.console import err, errors_to_exit, out
+from rose_client.cli.console import err, errors_to_exit, out, sigterm_unwinds
 from rose_client.cli.repository import RepositoryOption, open_repository
 from rose_ensemble.devices import parse_devices
 from rose_ensemble.pipeline import Pipeline
@@ -37,7 +37,7 @@ def serve(
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
 ) -> None:
     """Serve checkpoints until stopped. Without any, all-MiniLM-L6-v2 as the model `embed`."""
-    with errors_to_exit(RoseError):
+    with errors_to_exit(RoseError), sigterm_unwinds():
         store = open_repository(repository)
         pipelines = _pipelines(store, checkpoint or [], name or [], device)
         for pipeline in pipelines:
@@ -45,8 +45,9 @@ def serve(
         endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
         names = [pipeline.name for pipeline in pipelines]
         server = ServerProcess(find_server(), store.folder, names, endpoints)
-        with server, err.status(f"starting {', '.join(names)}"):
-            server.wait_until_ready()
+        with server:
+            with err.status(f"starting {', '.join(names)}"):
+                server.wait_until_ready()
             _announce(endpoints, names)
             raise typer.Exit(server.wait())
 
@@ -74,6 +75,7 @@ def _announce(endpoints: Endpoints, names: list[str]) -> None:
     out.print(f"  HTTP     http://{endpoints.http}")
     out.print(f"  metrics  http://{endpoints.metrics}/metrics")
     body = '{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["hello"]}]}'
+    # Without the header curl calls it a form, which Triton 24.10 parses, and dies of if it is 4 MiB long.
     header = "-H 'Content-Type: application/json'"
     out.print(f"try:\n  curl -s http://{endpoints.http}/v2/models/{model}/infer {header} -d '{body}'", markup=False)
     snippet = (

@@ -1,0 +1,92 @@
+"""`rose serve`: what it prints can be pasted, and SIGTERM at any time leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.oracle import Oracle
+from tests.support.processes import processes_mentioning, rose_command, running
+from tests.support.vectors import assert_close
+from tests.support.waiting import wait_until
+
+_FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The lines a running `rose serve` has printed."""
+    folder = tmp_path_factory.mktemp("serve")
+    command = rose_command("serve", f"--repository={folder / 'repository'}", *_FREE_PORTS)
+    with running(command, folder / "log") as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith("  python -c"):
+                break
+        else:
+            pytest.fail((folder / "log").read_text(errors="replace"))
+        yield lines
+    assert processes_mentioning(folder) == []
+
+
+def test_ready_line(printed: list[str]) -> None:
+    assert printed[0] == "ready: embed"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_printed_curl_works(printed: list[str], oracle: Oracle) -> None:
+    command = next(line for line in printed if line.startswith("  curl"))
+    assert "Content-Type: application/json" in command  # as a form, a large body would end the server
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=60, check=True)
+    outputs = {output["name"]: output for output in json.loads(done.stdout)["outputs"]}
+    assert_close(np.array(outputs["EMBEDDING"]["data"], np.float32), oracle.vector("hello"))
+
+
+def test_printed_python_works(printed: list[str], oracle: Oracle) -> None:
+    command = next(line for line in printed if line.startswith("  python"))
+    arguments = [sys.executable, *shlex.split(command)[1:]]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
+    assert_close(np.array(done.stdout.strip(" []\n").split(), np.float32), oracle.vector("hello")[:4])
+
+
+def test_embed_reads_standard_input(printed: list[str], oracle: Oracle) -> None:
+    command = rose_command("embed", f"--url={_address(printed, 'gRPC')}")
+    done = subprocess.run(command, input="tea\n\ncaf\u00e9\n", capture_output=True, text=True, timeout=60, check=True)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["text"] for record in records] == ["tea", "", "caf\u00e9"]
+    assert [record["tokens"] for record in records] == [3, 2, 3]
+    assert_close([record["embedding"] for record in records], oracle.vectors(["tea", "", "caf\u00e9"]))
+
+
+def test_embed_shows_a_refusal(printed: list[str]) -> None:
+    command = rose_command("embed", f"--url={_address(printed, 'gRPC')}", "--model=nothing", "tea")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "nothing" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["serve", "demo"])
+def test_sigterm_while_starting_leaves_nothing_behind(tmp_path: Path, command: str) -> None:
+    options = (f"--repository={tmp_path / 'repository'}", *_FREE_PORTS) if command == "serve" else ()
+    with running(rose_command(command, *options), tmp_path / "log", {"TMPDIR": str(tmp_path)}) as process:
+        wait_until(lambda: any(pid != process.pid for pid in processes_mentioning(tmp_path)), "tritonserver started")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+    wait_until(lambda: processes_mentioning(tmp_path) == [], "every process is gone", seconds=20)
+
+
+def _address(printed: list[str], label: str) -> str:
+    return next(line.split()[1] for line in printed if line.startswith(f"  {label}"))
