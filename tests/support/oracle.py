@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from sentence_transformers import SentenceTransformer
 
 
@@ -30,3 +31,14 @@ class Oracle:
     def vectors(self, texts: Iterable[str]) -> npt.NDArray[np.float32]:
         """`[num_texts, dim]`, no text sharing a batch with another."""
         return np.stack([self.vector(text) for text in texts])
+
+    def token_count(self, text: str) -> int:
+        """Tokens of the text, special ones included."""
+        return len(self.model.tokenizer(text)["input_ids"])
+
+    def unnormalized(self, text: str) -> npt.NDArray[np.float32]:
+        """`[dim]`: transformer and pooling alone, without the checkpoint's last module."""
+        features = self.model.tokenizer([text], return_tensors="pt", truncation=True, max_length=256)
+        with torch.inference_mode():
+            pooled = self.model[1](self.model[0](dict(features)))["sentence_embedding"]
+        return pooled[0].numpy()
