@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, normalizers
@@ -45,7 +46,7 @@ class TextTokenizer:
         path = checkpoint.folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(f"{path} is missing: only fast tokenizers are served")
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+        self._tokenizer = _read_tokenizer(path)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         if checkpoint.lower_case:
@@ -59,8 +60,16 @@ class TextTokenizer:
             )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, special tokens included, at any length. Releases the GIL while it works."""
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
+        """Token ids of each text, special tokens included, at any length. Releases the GIL while it works.
+
+        Raises:
+            InvalidArgumentError: a text has words that the vocabulary cannot express.
+        """
+        try:
+            encodings = self._tokenizer.encode_batch_fast(list(texts))
+        except Exception as cause:  # the library raises nothing narrower
+            raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
+        return [encoding.ids for encoding in encodings]
 
     def fit(self, encoded: Sequence[list[int]], *, truncate: bool, direction: str) -> Tokens:
         """Bring encoded texts under the length limit and lay them back to back.
@@ -105,6 +114,14 @@ class TextTokenizer:
             if full[leading : leading + len(bare)] == bare:
                 return leading, len(full) - len(bare) - leading
         raise CheckpointError("tokenizer.json: its post-processor changes a text's own token ids")
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
+    except Exception as cause:  # the library raises nothing narrower
+        raise CheckpointError(f"{path} is not a tokenizer: {cause}") from cause
+    return tokenizer
 
 
 def _prepend_lower_case(tokenizer: Tokenizer) -> None:

@@ -63,6 +63,15 @@ class TokenizeStep:
 
     def run(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
         """Tokenize all requests in one call; the fault of one is its own."""
+        try:
+            return self._run_together(requests)
+        except InvalidArgumentError as error:
+            if len(requests) == 1:
+                return [error]
+            return [outcome for request in requests for outcome in self.run([request])]
+
+    def _run_together(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
+        """One call into the tokenizer; raises where some text cannot be tokenized."""
         texts: list[str] = []
         prepared: list[tuple[TokenizeInput, slice] | RoseError] = []
         for request in requests:
