@@ -36,7 +36,11 @@ class Repository:
         self.folder = folder
 
     def pipelines(self) -> list[Pipeline]:
-        """What is in the repository, by name."""
+        """What is in the repository, by name.
+
+        Raises:
+            CheckpointError: a record cannot be read.
+        """
         records = sorted(self.folder.glob(f"*/{_RECORD}")) if self.folder.is_dir() else []
         return [_load(record) for record in records]
 
@@ -86,8 +90,11 @@ class Repository:
 
 
 def _load(record: Path) -> Pipeline:
-    values = json.loads(record.read_text())
-    return Pipeline(**{**values, "devices": tuple(values["devices"])})
+    try:
+        values = json.loads(record.read_text())
+        return Pipeline(**{**values, "devices": tuple(values["devices"])})
+    except (ValueError, TypeError, KeyError) as cause:
+        raise CheckpointError(f"{record} is not a pipeline this version wrote: {cause!r}; remove its folder") from cause
 
 
 def _adapters() -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rose_backend.errors import RoseError
-from rose_client.cli.console import errors_to_exit, out
+from rose_client.cli.console import errors_to_exit
 from rose_ensemble.devices import parse_devices
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository, default_repository
@@ -38,14 +38,16 @@ def add(
         pipeline = Pipeline(name or folder.name, str(folder), parse_devices(device))
         store = open_repository(repository)
         store.add(pipeline)
-    out.print(f"added {pipeline.name}: {', '.join(pipeline.configs())} in {store.folder}")
+    typer.echo(f"added {pipeline.name}: {', '.join(pipeline.configs())} in {store.folder}")
 
 
 @app.command("list")
 def list_pipelines(repository: RepositoryOption = None) -> None:
     """Print each pipeline: name, devices, checkpoint."""
-    for pipeline in open_repository(repository).pipelines():
-        out.print(f"{pipeline.name}\t{','.join(pipeline.devices)}\t{pipeline.checkpoint}")
+    with errors_to_exit(RoseError):
+        pipelines = open_repository(repository).pipelines()
+    for pipeline in pipelines:
+        typer.echo(f"{pipeline.name}\t{','.join(pipeline.devices)}\t{pipeline.checkpoint}")
 
 
 @app.command("remove")
@@ -53,4 +55,4 @@ def remove(name: Annotated[str, typer.Argument()], repository: RepositoryOption 
     """Delete a pipeline's model folders; the checkpoint stays."""
     with errors_to_exit(RoseError):
         open_repository(repository).remove(name)
-    out.print(f"removed {name}")
+    typer.echo(f"removed {name}")

