@@ -1,0 +1,96 @@
+"""Ports, and a server process that ends before it is ready or does not end when asked."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
+from rose_ensemble.tritonserver import TritonServer
+from tests.support.waiting import wait_until
+
+_ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
+
+
+class _Script(TritonServer):
+    """A stand-in for tritonserver: a line of Python."""
+
+    def command(self, *arguments: object) -> list[str]:
+        return [sys.executable, "-c", self.origin]
+
+
+def _started(script: str, tmp_path: Path, endpoints: Endpoints = _ENDPOINTS) -> ServerProcess:
+    return ServerProcess(_Script(Path(), None, {}, script), tmp_path, ["embed"], endpoints)
+
+
+def test_free_ports_are_different_and_free() -> None:
+    ports = Endpoints.free("127.0.0.1")
+    numbers = {ports.http_port, ports.grpc_port, ports.metrics_port}
+    assert len(numbers) == 3
+    for number in numbers:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", number))
+
+
+def test_given_ports_are_kept() -> None:
+    free = Endpoints.free("127.0.0.1")
+    assert Endpoints.free("127.0.0.1", free.http_port, 0, free.metrics_port).http_port == free.http_port
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerStartError, match=rf"cannot listen on 127\.0\.0\.1:{port}"):
+            Endpoints.free("127.0.0.1", 0, port, 0)
+
+
+def test_a_foreign_address_is_named() -> None:
+    with pytest.raises(ServerStartError, match=r"192\.0\.2\.1"):
+        Endpoints.free("192.0.2.1")
+
+
+def test_addresses() -> None:
+    assert _ENDPOINTS.http == "127.0.0.1:1"
+    assert _ENDPOINTS.grpc == "127.0.0.1:2"
+    assert _ENDPOINTS.metrics == "127.0.0.1:3"
+
+
+def test_a_server_that_exits_is_not_waited_for(tmp_path: Path) -> None:
+    with _started("raise SystemExit(7)", tmp_path) as process, pytest.raises(ServerStartError, match="status 7"):
+        process.wait_until_ready()
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    script = "import time; time.sleep(600)"
+    with _started(script, tmp_path) as process, pytest.raises(ServerStartError, match="not ready after 0 s"):
+        process.wait_until_ready(timeout=0.2)
+    assert process._process.poll() is not None
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    script = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
+    )
+    process = _started(script, tmp_path)
+    wait_until((tmp_path / "there").exists, "the signal is ignored")
+    process.stop(timeout=0.2)
+    assert process._process.poll() == -9
+
+
+def test_stopping_twice_is_no_harm(tmp_path: Path) -> None:
+    process = _started("import time; time.sleep(600)", tmp_path)
+    process.stop()
+    process.stop()
+
+
+def test_environment_is_added_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROSE_TEST_OURS", "1")
+    script = "import os; raise SystemExit(int(os.environ['ROSE_TEST_OURS']) + int(os.environ['ROSE_TEST_OWN']))"
+    server = _Script(Path(), None, {"ROSE_TEST_OWN": "41"}, script)
+    assert ServerProcess(server, tmp_path, [], _ENDPOINTS).wait() == 42
