@@ -1,122 +1,142 @@
-"""Many requests in one tokenizer call: each gets its own tokens, or its own error."""
+"""The tokenize step: one call for many requests, each with its own prompt, shape and error."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rose_backend.errors import InvalidArgumentError
-from rose_ensemble.checkpoint import Checkpoint, read_checkpoint
+from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.texts import TextLimits, TokenInput
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
-from tests.support.cases import POT_IDS, TEA_IDS
-from tests.support.checkpoints import copy_tokenizer, write_json
 
-_NONE = RequestOptions()
+TEA, POT = 5572, 8962  # "tea" and "pot"
 
 
 @pytest.fixture(scope="module")
-def checkpoint(minilm: Path) -> Checkpoint:
-    prompts = {"query": "tea ", "passage": "pot "}
-    return dataclasses.replace(read_checkpoint(minilm), prompts=prompts)
+def step(minilm: Path) -> TokenizeStep:
+    """MiniLM cut to 5 tokens, with two prompts."""
+    checkpoint = replace(read_checkpoint(minilm), max_length=5, prompts={"query": "tea ", "document": ""})
+    return TokenizeStep(checkpoint, TextLimits())
 
 
-def _texts(*texts: str, shape: tuple[int, int] | None = None, options: RequestOptions = _NONE) -> TokenizeInput:
-    return TokenizeInput(list(texts), shape or (1, len(texts)), options)
+def texts(*content: str, shape: tuple[int, int] | None = None, **options: object) -> TokenizeInput:
+    return TokenizeInput(list(content), shape or (1, len(content)), RequestOptions(**options))
 
 
-def _ids(*sequences: tuple[int, ...], options: RequestOptions = _NONE) -> TokenizeInput:
-    flat = np.array([token for sequence in sequences for token in sequence], np.int32)
+def token_ids(*sequences: list[int], **options: object) -> TokenizeInput:
+    ids = np.array([token for sequence in sequences for token in sequence], np.int32)
     lengths = np.array([len(sequence) for sequence in sequences], np.int32)
-    return TokenizeInput(TokenInput(flat, lengths), (1, len(sequences)), options)
+    return TokenizeInput(TokenInput(ids, lengths), (1, len(sequences)), RequestOptions(**options))
 
 
-def _run(checkpoint: Checkpoint, *requests: TokenizeInput) -> list[list[list[int]] | str]:
-    """Each request's sequences, or its error's message."""
-    outcomes = TokenizeStep(checkpoint, TextLimits()).run(requests)
-    read: list[list[list[int]] | str] = []
-    for outcome in outcomes:
-        if isinstance(outcome, TokenizeOutput):
-            ends = np.cumsum(outcome.lengths[0])
-            read.append([part.tolist() for part in np.split(outcome.input_ids[0], ends[:-1])])
-        else:
-            assert isinstance(outcome, InvalidArgumentError)
-            read.append(str(outcome))
-    return read
+def run_one(step: TokenizeStep, request: TokenizeInput) -> TokenizeOutput:
+    (output,) = step.run([request])
+    assert isinstance(output, TokenizeOutput), output
+    return output
 
 
-def test_requests_stay_apart(checkpoint: Checkpoint) -> None:
-    tea, pot = list(TEA_IDS), list(POT_IDS)
-    requests = [_texts("tea"), _texts("pot", "", "tea"), _ids(POT_IDS), _texts("tea", "pot")]
-    assert _run(checkpoint, *requests) == [[tea], [pot, [101, 102], tea], [pot], [tea, pot]]
+def refusal(step: TokenizeStep, request: TokenizeInput) -> str:
+    (output,) = step.run([request])
+    assert isinstance(output, InvalidArgumentError)
+    return str(output)
 
 
-def test_output_tensors(checkpoint: Checkpoint) -> None:
-    [output] = TokenizeStep(checkpoint, TextLimits()).run([_texts("tea", "", "pot", "tea pot", shape=(2, 2))])
-    assert isinstance(output, TokenizeOutput)
-    assert output.input_ids.shape == (1, 12)
-    assert output.lengths.tolist() == [[3, 2, 3, 4]]
-    assert output.rows.tolist() == [[2, 2]]
-    assert output.token_count.tolist() == [[3, 2], [3, 4]]
-    tensors = (output.input_ids, output.lengths, output.rows, output.token_count)
-    assert {tensor.dtype for tensor in tensors} == {np.dtype(np.int32)}
+def test_texts_become_ragged_ids(step: TokenizeStep) -> None:
+    output = run_one(step, texts("tea", "", "tea pot", shape=(3, 1)))
+    assert output.input_ids.tolist() == [[101, TEA, 102, 101, 102, 101, TEA, POT, 102]]
+    assert output.lengths.tolist() == [[3, 2, 4]]
+    assert output.rows.tolist() == [[3, 1]]
+    assert output.token_count.tolist() == [[3], [2], [4]]
+    assert {array.dtype for array in (output.input_ids, output.lengths, output.rows)} == {np.dtype(np.int32)}
 
 
-def test_prompts_go_in_front_of_every_text(checkpoint: Checkpoint) -> None:
-    requests = [
-        _texts("pot", "", options=RequestOptions(prompt_name="query")),
-        _texts("tea", options=RequestOptions(input_type="document")),
-        _texts("tea", options=RequestOptions(prompt="pot pot ")),
-        _texts("tea"),
-    ]
-    tea, pot = TEA_IDS[1], POT_IDS[1]
-    assert _run(checkpoint, *requests) == [
-        [[101, tea, pot, 102], [101, tea, 102]],
-        [[101, pot, tea, 102]],
-        [[101, pot, pot, tea, 102]],
-        [[101, tea, 102]],
+def test_counts_are_those_after_truncation(step: TokenizeStep) -> None:
+    output = run_one(step, texts("tea tea tea pot pot"))
+    assert output.input_ids.tolist() == [[101, TEA, TEA, TEA, 102]]
+    assert output.token_count.tolist() == [[5]]
+    assert run_one(step, texts("tea tea tea pot pot", truncation_direction="left")).input_ids.tolist() == [
+        [101, TEA, POT, POT, 102]
     ]
 
 
-def test_an_error_is_its_own_requests(checkpoint: Checkpoint) -> None:
-    outcomes = _run(
-        checkpoint,
-        _texts("tea"),
-        _texts("tea", options=RequestOptions(prompt_name="nothing")),
-        _texts("stone " * 300, options=RequestOptions(truncate=False)),
-        _ids((5,) * 257),
-        _ids(TEA_IDS, options=RequestOptions(prompt="query: ")),
-        _texts("pot"),
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [101, POT, 102]),
+        ({"input_type": "query"}, [101, TEA, POT, 102]),
+        ({"input_type": "document"}, [101, POT, 102]),
+        ({"prompt_name": "query"}, [101, TEA, POT, 102]),
+        ({"prompt": "pot tea "}, [101, POT, TEA, POT, 102]),
+    ],
+)
+def test_prompts_go_in_front(step: TokenizeStep, options: dict[str, str], expected: list[int]) -> None:
+    assert run_one(step, texts("pot", **options)).input_ids.tolist() == [expected]
+
+
+def test_the_default_prompt_applies_where_none_is_named(step: TokenizeStep) -> None:
+    other = TokenizeStep(replace(step.checkpoint, default_prompt_name="query"), TextLimits())
+    assert run_one(other, texts("pot")).input_ids.tolist() == [[101, TEA, POT, 102]]
+    assert run_one(other, token_ids([POT])).input_ids.tolist() == [[POT]]
+
+
+def test_a_prompt_is_plain_concatenation(step: TokenizeStep) -> None:
+    assert (
+        run_one(step, texts("pot", prompt="tea")).input_ids.tolist()
+        == run_one(step, texts("teapot")).input_ids.tolist()
     )
-    assert outcomes[0] == [list(TEA_IDS)]
-    assert outcomes[5] == [list(POT_IDS)]
-    for message, part in zip(outcomes[1:5], ("'nothing'", "302 tokens", "257: the limit is 256", "TEXT"), strict=True):
-        assert part in message
 
 
-def test_ids_are_never_truncated(checkpoint: Checkpoint) -> None:
-    [message] = _run(checkpoint, _ids((5,) * 257))
-    assert "never truncated" in message
-    assert _run(checkpoint, _ids((5,) * 256)) == [[[5] * 256]]
+def test_token_ids_get_no_special_tokens(step: TokenizeStep) -> None:
+    output = run_one(step, token_ids([7], [101, 9, 102]))
+    assert output.input_ids.tolist() == [[7, 101, 9, 102]]
+    assert output.lengths.tolist() == output.token_count.tolist() == [[1, 3]]
 
 
-def test_texts_that_cannot_be_tokenized_fail_alone(checkpoint: Checkpoint, minilm: Path, tmp_path: Path) -> None:
-    """One call tokenizes many requests; a vocabulary without [UNK] makes it raise for all of them."""
-    copy_tokenizer(minilm, tmp_path)
-    values = json.loads((tmp_path / "tokenizer.json").read_text())
-    values["model"]["unk_token"] = "[nothing]"
-    write_json(tmp_path / "tokenizer.json", values)
-    poisoned = dataclasses.replace(checkpoint, folder=tmp_path)
-    outcomes = _run(poisoned, _texts("tea"), _texts("tea", "\u2603"), _texts("pot", "tea"))
-    assert outcomes[0] == [list(TEA_IDS)]
-    assert "TEXT cannot be tokenized" in outcomes[1]
-    assert outcomes[2] == [list(POT_IDS), list(TEA_IDS)]
+def test_token_ids_are_never_truncated(step: TokenizeStep) -> None:
+    assert run_one(step, token_ids([1, 2, 3, 4, 5])).lengths.tolist() == [[5]]
+    assert "holds 6: the limit is 5 tokens" in refusal(step, token_ids([1], [1, 2, 3, 4, 5, 6]))
 
 
-def test_no_requests(checkpoint: Checkpoint) -> None:
-    assert _run(checkpoint) == []
+@pytest.mark.parametrize(
+    "option", [{"prompt": "tea "}, {"prompt": ""}, {"prompt_name": "query"}, {"input_type": "query"}]
+)
+def test_token_ids_take_no_prompt(step: TokenizeStep, option: dict[str, str]) -> None:
+    assert "TOKEN_IDS are used as they are" in refusal(step, token_ids([1], **option))
+
+
+def test_too_long_without_truncation(step: TokenizeStep) -> None:
+    assert "element 1 has 6 tokens: the limit is 5" in refusal(step, texts("tea", "tea tea tea pot", truncate=False))
+
+
+def test_a_prompt_counts_towards_the_limit(step: TokenizeStep) -> None:
+    assert "has 6 tokens" in refusal(step, texts("tea tea pot", prompt_name="query", truncate=False))
+
+
+def test_good_requests_are_untouched_by_bad_ones(step: TokenizeStep) -> None:
+    requests = [
+        texts("tea"),
+        texts("pot", prompt_name="unknown"),
+        texts("tea tea tea pot", truncate=False),
+        token_ids([9, 8]),
+        token_ids([1, 2, 3, 4, 5, 6]),
+        token_ids([1], prompt="tea "),
+        texts("pot", "tea", input_type="query", shape=(2, 1)),
+    ]
+    outputs = step.run(requests)
+    good = {index: output for index, output in enumerate(outputs) if isinstance(output, TokenizeOutput)}
+    assert sorted(good) == [0, 3, 6]
+    assert all(isinstance(outputs[index], InvalidArgumentError) for index in (1, 2, 4, 5))
+    assert good[0].input_ids.tolist() == [[101, TEA, 102]]
+    assert good[3].input_ids.tolist() == [[9, 8]]
+    assert good[6].input_ids.tolist() == [[101, TEA, POT, 102, 101, TEA, TEA, 102]]
+    assert good[6].token_count.tolist() == [[4], [4]]
+
+
+def test_only_token_ids_and_nothing_at_all(step: TokenizeStep) -> None:
+    assert step.run([]) == []
+    assert run_one(step, token_ids([3])).input_ids.tolist() == [[3]]
