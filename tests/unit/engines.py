@@ -1,0 +1,68 @@
+"""Tiny random checkpoints through the engine on the CPU, next to what transformers makes of them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rose_backend.config import EngineConfig, HeadConfig, PoolingMode
+from rose_backend.engine import RoseEngine
+from rose_backend.packer import TokenPacker
+from tests.unit.builders import request_of
+
+LIMIT = 24
+"""`max_position_embeddings` of the tiny models."""
+
+LENGTHS = {
+    "unequal": (1, 2, LIMIT - 1, LIMIT, 7, 3),
+    "equal": (5, 5, 5, LIMIT, LIMIT, 1, 1),
+    "alone": (LIMIT,),
+    "one token": (1,),
+}
+
+
+def sequences(lengths: Sequence[int], vocab_size: int) -> list[list[int]]:
+    draw = random.Random(len(lengths))
+    return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+def engine_on(folder: Path, pooling: PoolingMode = PoolingMode.MEAN, *, normalize: bool = False) -> RoseEngine:
+    return RoseEngine(EngineConfig(folder, LIMIT, HeadConfig(pooling, normalize)))
+
+
+def embed(engine: RoseEngine, ids: list[list[int]], *, normalize: bool = False) -> npt.NDArray[np.float32]:
+    """All sequences in one batch; rows in the order given."""
+    batch = TokenPacker(10_000, 1_000).take(deque([request_of(ids, normalize=normalize)]))
+    assert batch is not None
+    rows = np.empty((len(ids), engine.dim), np.float32)
+    rows[batch.order] = engine.step(batch).numpy()
+    return rows
+
+
+def pooled(hidden: torch.Tensor, pooling: PoolingMode) -> torch.Tensor:
+    """One sequence's `[tokens, hidden]`, as the names of the modes say."""
+    rows = {PoolingMode.MEAN: hidden.mean(0), PoolingMode.CLS: hidden[0], PoolingMode.LAST: hidden[-1]}
+    return rows[pooling]
+
+
+def expected(model: torch.nn.Module, ids: list[list[int]], pooling: PoolingMode) -> npt.NDArray[np.float32]:
+    """The stock model in float32, one sequence at a time, without any mask."""
+    with torch.inference_mode():
+        rows = [pooled(model(torch.tensor([row])).last_hidden_state[0], pooling) for row in ids]
+    return torch.stack(rows).numpy()
+
+
+def randomised(model: torch.nn.Module) -> torch.nn.Module:
+    """Every parameter random, norms and biases included, so that each one left out shows."""
+    torch.manual_seed(11)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn_like(parameter) * (0.3 if parameter.dim() > 1 else 0.2)
+            parameter.copy_(noise + 1.0 if "norm" in name.lower() and name.endswith("weight") else noise)
+    return model.eval()
