@@ -1,134 +1,166 @@
-"""Random Qwen3s on the CPU, causal and bidirectional, against transformers in float32, one sequence at a time."""
+"""Tiny random Qwen3 checkpoints, causal and bidirectional: the engine on the CPU against transformers in float32."""
 
 from __future__ import annotations
 
 import json
-import random
-from collections import deque
+import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3Model
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 
-from rose_backend.config import EngineConfig, HeadConfig, PoolingMode
-from rose_backend.engine import RoseEngine
+from rose_backend.config import PoolingMode
 from rose_backend.errors import CheckpointError
-from rose_backend.packer import TokenPacker
-from tests.support.checkpoints import write_json
-from tests.support.vectors import assert_close
-from tests.unit.builders import request_of
+from tests.support.vectors import assert_close, largest_difference
+from tests.unit.engines import LENGTHS, LIMIT, embed, engine_on, expected, randomised, sequences
 
-_LONGEST = 40
-_SHAPE: dict[str, Any] = {
-    "vocab_size": 131,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": _LONGEST,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-}
+VOCAB = 60
+THETA = 5000.0  # not the default, so that ignoring it shows
 
 
-def _make(folder: Path, **config: Any) -> Qwen3Model:
-    torch.manual_seed(0)
-    model = Qwen3Model(Qwen3Config(**{**_SHAPE, **config})).float().eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if name.endswith("norm.weight") else 0.0, 0.2, generator=generator)
-    model.save_pretrained(folder)
-    return model
+def tiny(**changes: object) -> Qwen3Config:
+    values = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 56,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,  # not hidden_size / num_attention_heads
+        "max_position_embeddings": LIMIT,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
+        "attn_implementation": "sdpa",
+    }
+    return Qwen3Config(**{**values, **changes})
 
 
-def _set(folder: Path, **values: Any) -> None:
+@pytest.fixture(scope="module")
+def causal() -> Qwen3Model:
+    return randomised(Qwen3Model(tiny()))
+
+
+@pytest.fixture(scope="module")
+def bidirectional(causal: Qwen3Model) -> Qwen3Model:
+    """The same weights, every token seeing every other."""
+    model = Qwen3Model(tiny(is_causal=False))
+    model.load_state_dict(causal.state_dict())
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def saved(causal: Qwen3Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    causal.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy whose config may be changed."""
+    return Path(shutil.copytree(saved, tmp_path / "qwen3"))
+
+
+def rewrite(folder: Path, *without: str, **changes: object) -> None:
     config = json.loads((folder / "config.json").read_text())
-    write_json(folder / "config.json", {**config, **values})
+    for key in without:
+        config.pop(key, None)
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
-def _sequences() -> list[list[int]]:
-    draw = random.Random(3)
-    lengths = (1, _LONGEST, 2, _LONGEST - 1, 7, 1, 20, 3, _LONGEST)
-    return [draw.choices(range(_SHAPE["vocab_size"]), k=length) for length in lengths]
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("pooling", [PoolingMode.LAST, PoolingMode.MEAN])
+def test_causal_equals_transformers(
+    causal: Qwen3Model, saved: Path, lengths: tuple[int, ...], pooling: PoolingMode
+) -> None:
+    ids = sequences(lengths, VOCAB)
+    assert_close(embed(engine_on(saved, pooling), ids), expected(causal, ids, pooling))
 
 
-def _served(folder: Path, pooling: PoolingMode) -> np.ndarray:
-    sequences = _sequences()
-    engine = RoseEngine(EngineConfig(folder, _LONGEST, HeadConfig(pooling, normalize=False)))
-    batch = TokenPacker(1024, 64).take(deque([request_of(sequences, normalize=False)]))
-    assert batch is not None
-    rows = engine.step(batch).numpy()
-    unsorted = np.empty_like(rows)
-    unsorted[batch.order] = rows
-    return unsorted
+def test_the_bidirectional_oracle_really_sees_every_token(causal: Qwen3Model, bidirectional: Qwen3Model) -> None:
+    ids = torch.tensor(sequences((9,), VOCAB))
+    everything = torch.ones(1, 1, 9, 9, dtype=torch.bool)
+    with torch.inference_mode():
+        stock = bidirectional(ids).last_hidden_state
+        unmasked = causal(ids, attention_mask=everything).last_hidden_state
+        masked = causal(ids).last_hidden_state
+    assert_close(stock, unmasked)
+    assert largest_difference(stock, masked) > 0.1
 
 
-def _reference(model: Qwen3Model, pooling: PoolingMode, *, causal: bool) -> np.ndarray:
-    rows = []
-    for ids in _sequences():
-        mask = None if causal else torch.zeros(1, 1, len(ids), len(ids))  # added to the scores: everyone sees everyone
-        with torch.inference_mode():
-            hidden = model(torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
-        rows.append(hidden.mean(0) if pooling is PoolingMode.MEAN else hidden[-1])
-    return torch.stack(rows).numpy()
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("pooling", list(PoolingMode))
+def test_bidirectional_equals_transformers(
+    bidirectional: Qwen3Model, folder: Path, lengths: tuple[int, ...], pooling: PoolingMode
+) -> None:
+    rewrite(folder, is_causal=False)
+    ids = sequences(lengths, VOCAB)
+    assert_close(embed(engine_on(folder, pooling), ids), expected(bidirectional, ids, pooling))
+
+
+@pytest.mark.parametrize("switch", [{"use_bidirectional_attention": True}, {"model_type": "bidirectional_pplx_qwen3"}])
+def test_other_switches_to_bidirectional(bidirectional: Qwen3Model, folder: Path, switch: dict[str, object]) -> None:
+    rewrite(folder, **switch)
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    assert_close(embed(engine_on(folder), ids), expected(bidirectional, ids, PoolingMode.MEAN))
+
+
+def test_rope_theta_in_either_place(causal: Qwen3Model, folder: Path) -> None:
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    right = expected(causal, ids, PoolingMode.LAST)
+    assert json.loads((folder / "config.json").read_text())["rope_parameters"]["rope_theta"] == THETA
+    assert_close(embed(engine_on(folder, PoolingMode.LAST), ids), right)
+    rewrite(folder, "rope_parameters", rope_theta=THETA)
+    assert_close(embed(engine_on(folder, PoolingMode.LAST), ids), right)
+    rewrite(folder, rope_theta=THETA, rope_scaling=None)
+    assert_close(embed(engine_on(folder, PoolingMode.LAST), ids), right)
+    rewrite(folder, rope_theta=1e6)
+    assert largest_difference(embed(engine_on(folder, PoolingMode.LAST), ids), right) > 1e-3
+
+
+def test_head_dim_defaults_to_a_share_of_the_width(tmp_path: Path) -> None:
+    model = randomised(Qwen3Model(tiny(head_dim=8)))
+    model.save_pretrained(tmp_path)
+    rewrite(tmp_path, "head_dim")
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    assert_close(embed(engine_on(tmp_path, PoolingMode.LAST), ids), expected(model, ids, PoolingMode.LAST))
+
+
+def test_a_language_models_checkpoint(tmp_path: Path) -> None:
+    model = randomised(Qwen3ForCausalLM(tiny()))
+    model.save_pretrained(tmp_path)
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    assert_close(embed(engine_on(tmp_path, PoolingMode.LAST), ids), expected(model.model, ids, PoolingMode.LAST))
+
+
+def test_normalize_gives_unit_vectors(causal: Qwen3Model, saved: Path) -> None:
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    raw = expected(causal, ids, PoolingMode.LAST)
+    unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
+    assert_close(embed(engine_on(saved, PoolingMode.LAST), ids, normalize=True), unit)
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [{}, {"num_key_value_heads": 6}, {"num_key_value_heads": 1}, {"head_dim": 32}, {"rms_norm_eps": 0.05}],
-    ids=str,
-)
-def test_causal(tmp_path: Path, shape: dict[str, Any]) -> None:
-    model = _make(tmp_path, **shape)
-    assert_close(_served(tmp_path, PoolingMode.LAST), _reference(model, PoolingMode.LAST, causal=True))
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [{"is_causal": False}, {"use_bidirectional_attention": True}, {"model_type": "bidirectional_pplx_qwen3"}],
-    ids=str,
-)
-def test_bidirectional(tmp_path: Path, switch: dict[str, Any]) -> None:
-    model = _make(tmp_path)
-    _set(tmp_path, **switch)
-    assert_close(_served(tmp_path, PoolingMode.MEAN), _reference(model, PoolingMode.MEAN, causal=False))
-
-
-def test_the_two_differ(tmp_path: Path) -> None:
-    """What the tests above stand on."""
-    model = _make(tmp_path)
-    causal, bidirectional = (_reference(model, PoolingMode.MEAN, causal=causal) for causal in (True, False))
-    assert np.abs(causal - bidirectional).max() > 0.1
-
-
-@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
-def test_rope_theta_at_either_place(tmp_path: Path, theta: float) -> None:
-    model = _make(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": theta})
-    expected = _reference(model, PoolingMode.LAST, causal=True)
-    assert_close(_served(tmp_path, PoolingMode.LAST), expected)
-    _set(tmp_path, rope_parameters=None, rope_theta=theta)  # as older files have it
-    assert_close(_served(tmp_path, PoolingMode.LAST), expected)
-
-
-@pytest.mark.parametrize(
-    ("values", "part"),
+    ("changes", "named"),
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"attention_bias": True}, "attention_bias"),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type 'yarn'"),
-        ({"rope_parameters": None, "rope_theta": None}, "rope_theta"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA}}, "rope_type 'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+        ({"rope_parameters": None}, "rope_theta"),
     ],
-    ids=str,
 )
-def test_what_is_not_served_is_named(tmp_path: Path, values: dict[str, Any], part: str) -> None:
-    _make(tmp_path)
-    _set(tmp_path, **values)
-    with pytest.raises(CheckpointError, match=part):
-        RoseEngine(EngineConfig(tmp_path, _LONGEST, HeadConfig()))
+def test_what_is_not_served_is_refused_by_name(folder: Path, changes: dict[str, object], named: str) -> None:
+    rewrite(folder, "rope_theta", **changes)
+    with pytest.raises(CheckpointError, match=named):
+        engine_on(folder)
+
+
+@pytest.mark.parametrize("key", ["num_key_value_heads", "intermediate_size", "max_position_embeddings"])
+def test_a_missing_key_is_named(folder: Path, key: str) -> None:
+    rewrite(folder, key)
+    with pytest.raises(CheckpointError, match=key):
+        engine_on(folder)
