@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models
 
 QWEN3_0_6B: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -49,6 +50,9 @@ def write_qwen3(folder: Path, *, causal: bool = True, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "model_max_length": 32768}))
+    # A vocabulary in name only, for engines that will not start without one; ids are what is sent.
+    words = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2}
+    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
 

@@ -52,7 +52,7 @@ class CudaRunner:
         self._model = model
         self._pooling = config.head.pooling
         self._device = model.geometry.device
-        self._ops = TritonOps(self._device)
+        self._ops = TritonOps(self._device, model.geometry.dtype)
         largest = Bucket.fitting(config.token_budget, config.max_sequences, config.max_length)
         self.attention = select_attention(
             model.geometry,

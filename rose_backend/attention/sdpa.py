@@ -1,7 +1,7 @@
 """Attention for the CPU: neighbours of equal length share one dense call, so nothing is padded or masked.
 
 Measured against a call per sequence, padding with a mask, a block-diagonal mask and nested tensors: equal-length
-groups were fastest or level on every mix of lengths (docs/cpu.md). On a GPU it serves float32, eagerly.
+groups were fastest or level on every mix of lengths. On a GPU it serves float32, eagerly.
 """
 
 from __future__ import annotations

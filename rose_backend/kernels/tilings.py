@@ -29,15 +29,15 @@ class Tilings:
     """Tilings by number of tokens and shape of the weight; None leaves a product to cuBLAS.
 
     Attributes:
-        enabled: whether this card was measured.
+        enabled: whether this card and element size were measured.
     """
 
     enabled: bool
 
     @classmethod
-    def of(cls, device: torch.device) -> Tilings:
-        """The choice for a CUDA device."""
-        return cls(enabled=torch.cuda.get_device_capability(device) == (9, 0))
+    def of(cls, device: torch.device, dtype: torch.dtype) -> Tilings:
+        """The choice for a CUDA device. Four-byte elements would not fit these tiles into shared memory."""
+        return cls(enabled=torch.cuda.get_device_capability(device) == (9, 0) and dtype.itemsize == 2)
 
     def fuses_swiglu(self, tokens: int, width: int, depth: int) -> bool:
         """Whether gate and up projections end in SwiGLU; `width` counts both."""

@@ -14,11 +14,12 @@ class TritonOps:
     """See `Ops`.
 
     Args:
-        device: decides which products are our own.
+        device: decides, with the dtype, which products are our own.
+        dtype: what the model computes in.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._tilings = Tilings.of(device)
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._tilings = Tilings.of(device, dtype)
 
     def embed_rms_norm(
         self, input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float

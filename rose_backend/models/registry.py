@@ -36,5 +36,5 @@ def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> Ragged
     if device.type == "cuda":
         from rose_backend.kernels.triton_ops import TritonOps  # the Triton language comes with CUDA builds of torch
 
-        return builder(ModelSource(folder, values, device, dtype, TritonOps(device)))
+        return builder(ModelSource(folder, values, device, dtype, TritonOps(device, dtype)))
     return builder(ModelSource(folder, values, device, dtype, TorchOps()))

@@ -24,7 +24,7 @@ _TOLERANCE = 2e-2  # bfloat16 keeps 8 bits; values are of size one
 
 def _open(name: str, geometry: Geometry, layout: RaggedLayout) -> AttentionBackend:
     try:
-        backend = _CANDIDATES[name](geometry, TritonOps(geometry.device))
+        backend = _CANDIDATES[name](geometry, TritonOps(geometry.device, geometry.dtype))
         backend.open(layout)
     except BackendUnavailableError as reason:
         pytest.skip(str(reason))

@@ -26,7 +26,7 @@ def _drawn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.fixture
 def fused() -> TritonOps:
     torch.manual_seed(0)
-    return TritonOps(_DEVICE)
+    return TritonOps(_DEVICE, torch.bfloat16)
 
 
 @pytest.mark.parametrize("tokens", [16, 32, 64, 128, 320, 1280, 2048])
