@@ -220,13 +220,13 @@ class TestToolchain:
         assert flashinfer_build.find_toolchain() == Toolchain(toolkit, cuda_major=13, include_dirs=())
 
     def test_takes_absent_headers_from_a_wheel_of_the_same_cuda(self, toolkit, tmp_path, monkeypatch):
+        (toolkit / "include" / "cuda_runtime.h").unlink()
         (toolkit / "include" / "curand.h").unlink()
-        (toolkit / "include" / "cublas_v2.h").unlink()
         wheels = [tmp_path / "nvidia" / name for name in ("cu12", "cu13")]
         for wheel in wheels:
             (wheel / "include").mkdir(parents=True)
             (wheel / "include" / "curand.h").touch()
-            (wheel / "include" / "cublas_v2.h").touch()
+            (wheel / "include" / "cuda_runtime.h").touch()
         monkeypatch.setattr(flashinfer_build, "_wheel_folders", lambda: wheels)
         assert flashinfer_build.find_toolchain().include_dirs == (wheels[1] / "include",)
 
@@ -238,8 +238,8 @@ class TestToolchain:
     def test_names_the_wheel_of_the_toolkits_cuda(self, toolkit):
         nvcc = toolkit / "bin" / "nvcc"
         nvcc.write_text(nvcc.read_text().replace("13.0", "12.8"))
-        (toolkit / "include" / "cublas_v2.h").unlink()
-        with pytest.raises(HeadersNotFoundError, match=r"pip install nvidia-cublas-cu12$"):
+        (toolkit / "include" / "cuda_runtime.h").unlink()
+        with pytest.raises(HeadersNotFoundError, match=r"pip install nvidia-cuda-runtime-cu12$"):
             flashinfer_build.find_toolchain()
 
     def test_refuses_a_cuda_home_without_nvcc(self, toolkit):
