@@ -14,6 +14,10 @@ import torch.nn.functional as F
 from rose_backend.attention.base import Geometry, RaggedLayout, SplitAttention
 from rose_backend.kernels.ops import Ops
 
+# Up to here two batched products and a softmax take half the time of the fused call (64 x 16 tokens, 12 heads of 32:
+# 1.3 against 3.9 ms; level at 64 tokens), whose blocks are made for long sequences.
+_SHORT = 64
+
 
 @dataclass(frozen=True)
 class SdpaBackend:
@@ -37,6 +41,8 @@ class SdpaAttention(SplitAttention):
         super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._grouped = geometry.num_heads != geometry.num_kv_heads
+        self._plain = not self._causal and not self._grouped
+        self._scale = geometry.scale
         self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
 
     def plan(self, cu_seqlens: torch.Tensor) -> None:
@@ -56,8 +62,12 @@ class SdpaAttention(SplitAttention):
             # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
             rows = slice(start, start + count * length)
             dense_q, dense_k, dense_v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-            mixed = F.scaled_dot_product_attention(
-                dense_q, dense_k, dense_v, is_causal=self._causal and length > 1, enable_gqa=self._grouped
-            )
+            if self._plain and count > 1 and length <= _SHORT:
+                scores = (dense_q * self._scale) @ dense_k.transpose(-1, -2)
+                mixed = scores.softmax(dim=-1) @ dense_v
+            else:
+                mixed = F.scaled_dot_product_attention(
+                    dense_q, dense_k, dense_v, is_causal=self._causal and length > 1, enable_gqa=self._grouped
+                )
             out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
         return out
