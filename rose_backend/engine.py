@@ -67,7 +67,7 @@ class RoseEngine:
         return self.runner.run(batch)
 
     def close(self) -> None:
-        """Free what the device holds. Call from the thread that ran the steps, after the last."""
+        """Free what the device holds, once no step is under way or to come."""
         self.runner.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rose_client.cli import demo, doctor, embed, repository, serve
+from rose_client.cli import build_kernels, demo, doctor, embed, repository, serve
 
 app = typer.Typer(
     name="rose",
@@ -16,4 +16,5 @@ app.command("serve")(serve.serve)
 app.command("embed")(embed.embed)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
+app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(repository.app, name="repository")

@@ -34,8 +34,9 @@ class TritonPythonModel:
             token_budget=max(1024, checkpoint.max_length),
         )
         self._normalize = checkpoint.head.normalize
+        self._engine = RoseEngine(config)
         self._service = RoseService(
-            RoseEngine(config),
+            self._engine,
             TokenPacker(config.token_budget, config.max_sequences),
             Limits(checkpoint.vocab_size, config.max_length),
             TritonMetrics({"model": args["model_name"], "instance": args["model_instance_name"]}),
@@ -53,6 +54,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Answer what was accepted, then stop."""
         self._service.close()
+        self._engine.close()
 
     def _read(self, request: Any, sender: Any) -> Request:
         options = RequestOptions.read(request.parameters)
