@@ -1,0 +1,256 @@
+"""Every Triton kernel in Triton's interpreter on the CPU, against plain torch, on odd sizes.
+
+Not collected by itself: the interpreter is chosen when the kernels are imported, so `test_kernels.py` runs this file
+in a process of its own, with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rose_backend.config import PoolingMode
+from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels import short_attention as short_attention_module
+from rose_backend.kernels.gemm import Tiling
+from rose_backend.kernels.short_attention import short_attention
+from rose_backend.kernels.torch_ops import TorchOps
+
+TORCH = TorchOps()
+EPS = 1e-6
+WIDTHS = (1, 33, 384, 1000)
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 1e-5 of the expected values' size."""
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert torch.isfinite(actual).all()
+    allowed = 1e-5 * max(1.0, float(expected.abs().max()))
+    assert float((actual.double() - expected.double()).abs().max()) <= allowed
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+def offsets(lengths: Sequence[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(5)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_rms_norm(width: int) -> None:
+    x, residual, weight = rand(5, width), rand(5, width), rand(width)
+    total = x + residual
+    out = norms.add_rms_norm(x, residual, weight, EPS)
+    assert_close(residual, total)
+    assert_close(out, F.rms_norm(total, (width,), weight, EPS))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_embed_rms_norm(width: int) -> None:
+    ids, words, weight = torch.tensor([6, 0, 3, 3], dtype=torch.int32), rand(7, width), rand(width)
+    actual, expected = (ops.embed_rms_norm(ids, words, weight, EPS) for ops in (norms, TORCH))
+    assert torch.equal(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_layer_norm(width: int) -> None:
+    x, residual, weight, bias = rand(5, width), rand(5, width), rand(width), rand(width)
+    expected = F.layer_norm(x + residual, (width,), weight, bias, EPS)
+    assert_close(norms.add_layer_norm(x, residual, weight, bias, EPS), expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_embed_layer_norm(width: int) -> None:
+    ids = torch.tensor([6, 0, 3, 3, 1], dtype=torch.int32)
+    places = torch.tensor([0, 1, 0, 1, 2], dtype=torch.int32)
+    tables, weight, bias = (rand(7, width), rand(3, width)), rand(width), rand(width)
+    expected = TORCH.embed_layer_norm(ids, places, *tables, weight, bias, EPS)
+    assert_close(norms.embed_layer_norm(ids, places, *tables, weight, bias, EPS), expected)
+
+
+def test_half_precision_is_rounded_once() -> None:
+    """In float16: the interpreter does not round to the nearest bfloat16 as GPUs do."""
+    x, residual, weight = rand(3, 40).half(), rand(3, 40).half(), rand(40).half()
+    exact = F.rms_norm(x.float() + residual.float(), (40,), weight.float(), EPS)
+    out = norms.add_rms_norm(x, residual, weight, EPS)
+    assert out.dtype is torch.float16
+    half_a_step = np.spacing(np.abs(out.numpy())).astype(np.float64) / 2
+    assert (np.abs(out.double().numpy() - exact.double().numpy()) <= half_a_step * 1.01).all()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (5, 5), (14, 2)])
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_qk_norm_rope(heads: int, kv_heads: int, head_dim: int) -> None:
+    qkv = rand(5, (heads + 2 * kv_heads) * head_dim)
+    norm_weights, cos_sin = rand(2, head_dim), rand(9, head_dim)
+    places = torch.tensor([0, 8, 3, 0, 1], dtype=torch.int32)
+    expected = qkv.clone()
+    TORCH.qk_norm_rope(expected, norm_weights, cos_sin, places, heads, kv_heads, EPS)
+    values = qkv[:, (heads + kv_heads) * head_dim :].clone()
+    rope.qk_norm_rope(qkv, norm_weights, cos_sin, places, heads, kv_heads, EPS)
+    assert_close(qkv, expected)
+    assert torch.equal(qkv[:, (heads + kv_heads) * head_dim :], values)
+
+
+@pytest.mark.parametrize("width", [1, 33, 1536, 2049])
+def test_silu_mul(width: int) -> None:
+    gate_up = rand(3, 2 * width)
+    assert_close(activations.silu_mul(gate_up), F.silu(gate_up[:, :width]) * gate_up[:, width:])
+
+
+@pytest.mark.parametrize("width", [1, 33, 1536, 2049])
+def test_gelu(width: int) -> None:
+    x = 3 * rand(3, width)
+    assert_close(activations.gelu(x.clone()), F.gelu(x))
+
+
+LENGTHS = {"one": (1,), "mixed": (1, 5, 130, 2), "equal": (7, 7, 7), "long": (1025,), "with empty": (3, 2, 0, 0)}
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("limit", [2048, 4])
+def test_positions(lengths: tuple[int, ...], limit: int) -> None:
+    expected = [min(place, limit - 1) for length in lengths for place in range(length)]
+    places = ragged.positions(offsets(lengths), sum(lengths), limit)
+    assert places.dtype is torch.int32
+    assert places.tolist() == expected
+
+
+@pytest.mark.parametrize("mode", list(PoolingMode))
+@pytest.mark.parametrize("lengths", [(1,), (1, 5, 130, 2), (129, 128, 127)])
+@pytest.mark.parametrize("width", [33, 384])
+def test_pool(lengths: tuple[int, ...], mode: PoolingMode, width: int) -> None:
+    hidden = rand(sum(lengths), width)
+    rows = []
+    flags = [index % 2 for index in range(len(lengths))]
+    for part, flag in zip(hidden.split(list(lengths)), flags, strict=True):
+        row = {PoolingMode.MEAN: part.mean(0), PoolingMode.CLS: part[0], PoolingMode.LAST: part[-1]}[mode]
+        rows.append(F.normalize(row, dim=0) if flag else row)
+    normalize = torch.tensor(flags, dtype=torch.int32)
+    assert_close(ragged.pool(hidden, offsets(lengths), normalize, mode), torch.stack(rows))
+
+
+@pytest.mark.parametrize("mode", list(PoolingMode))
+def test_pool_of_a_padded_batch(mode: PoolingMode) -> None:
+    """Two sequences, one of padding, one row unused: as `InputStaging` lays them out for four rows."""
+    hidden = rand(16, 24)
+    cu_seqlens = torch.tensor([0, 3, 7, 16, 16, 16], dtype=torch.int32)
+    normalize = torch.tensor([1, 1, 0, 0], dtype=torch.int32)
+    out = ragged.pool(hidden, cu_seqlens, normalize, mode)
+    assert torch.isfinite(out).all()
+    assert_close(out[:2], TORCH.pool(hidden, cu_seqlens[:3], normalize[:2], mode))
+
+
+def test_pool_of_zeros_is_zero() -> None:
+    out = ragged.pool(torch.zeros(4, 8), offsets((4,)), torch.ones(1, dtype=torch.int32), PoolingMode.MEAN)
+    assert torch.equal(out, torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 37])
+@pytest.mark.parametrize("tiling", [Tiling(16, 16, 32, 1, 2, 2), Tiling(32, 32, 64, 1, 2, 2)])
+def test_linear(tokens: int, tiling: Tiling) -> None:
+    x, weight = rand(tokens, 192), rand(96, 192)
+    assert_close(gemm.linear(x, weight, tiling), x @ weight.T)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 19])
+@pytest.mark.parametrize("splits", [2, 3])
+def test_split_linear_and_sum_rms_norm(tokens: int, splits: int) -> None:
+    x, weight, residual, norm_weight = rand(tokens, 192), rand(48, 192), rand(tokens, 48), rand(48)
+    parts = gemm.linear(x, weight, Tiling(16, 16, 32, splits, 2, 2))
+    assert parts.shape == (splits, tokens, 48)
+    assert parts.dtype is torch.float32
+    depth = 192 // splits
+    for index, part in enumerate(parts):
+        inner = slice(index * depth, (index + 1) * depth)
+        assert_close(part, x[:, inner] @ weight[:, inner].T)
+    total = residual + x @ weight.T
+    out = gemm.sum_rms_norm(parts, residual, norm_weight, EPS)
+    assert_close(residual, total)
+    assert_close(out, F.rms_norm(total, (48,), norm_weight, EPS))
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 19])
+def test_swiglu_for_few_tokens(tokens: int) -> None:
+    x, gate_up = rand(tokens, 128), rand(2 * 48, 128) / 8
+    assert_close(gemm.swiglu(x, gate_up, Tiling(16, 16, 64, 1, 2, 2)), TORCH.swiglu(x, gate_up))
+
+
+@pytest.mark.parametrize("tokens", [1, 129])
+def test_swiglu_for_many_tokens(tokens: int) -> None:
+    x, gate_up = rand(tokens, 128), rand(2 * 256, 128) / 8
+    assert_close(fused_gemm.swiglu(x, gate_up), TORCH.swiglu(x, gate_up))
+
+
+def test_swiglu_for_more_row_tiles_than_one_group() -> None:
+    tokens = 17 * 128 + 5
+    x, gate_up = rand(tokens, 64), rand(2 * 128, 64) / 8
+    assert_close(fused_gemm.swiglu(x, gate_up), TORCH.swiglu(x, gate_up))
+
+
+def attention_by_sequence(
+    qkv: torch.Tensor, lengths: Sequence[int], heads: int, kv_heads: int, causal: bool
+) -> torch.Tensor:
+    """One dense call a sequence, key and value heads repeated."""
+    rows = []
+    for part in qkv.split(list(lengths)):
+        dims = [heads, kv_heads, kv_heads]
+        q, k, v = (x.transpose(0, 1) for x in part.view(len(part), sum(dims), -1).split(dims, dim=1))
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
+        rows.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(0, 1).flatten(1))
+    return torch.cat(rows)
+
+
+SHORT = (3, 33, 1, 40)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("few", [True, False], ids=["few sequences", "many sequences"])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2)])
+def test_short_attention(
+    monkeypatch: pytest.MonkeyPatch, few: bool, rotate: bool, causal: bool, heads: int, kv_heads: int
+) -> None:
+    lengths, head_dim = SHORT, 32
+    monkeypatch.setattr(short_attention_module, "_FEW_PROGRAMS", len(lengths) * kv_heads + int(few))
+    qkv = rand(sum(lengths), (heads + 2 * kv_heads) * head_dim)
+    before, rotated = qkv.clone(), qkv.clone()
+    extra = {}
+    if rotate:
+        norm_weights, cos_sin = 1.0 + rand(2, head_dim) / 4, rand(64, head_dim)
+        places = torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
+        TORCH.qk_norm_rope(rotated, norm_weights, cos_sin, places, heads, kv_heads, EPS)
+        extra = {"norm_weights": norm_weights, "cos_sin": cos_sin, "eps": EPS}
+    actual = short_attention(
+        qkv, offsets(lengths), max(lengths), heads, kv_heads, head_dim**-0.5, causal=causal, **extra
+    )
+    assert torch.equal(qkv, before)
+    assert_close(actual, attention_by_sequence(rotated, lengths, heads, kv_heads, causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_short_attention_at_its_longest(causal: bool) -> None:
+    lengths = (128, 127)
+    qkv = rand(sum(lengths), 3 * 32)
+    actual = short_attention(qkv, offsets(lengths), 128, 1, 1, 32**-0.5, causal=causal)
+    assert_close(actual, attention_by_sequence(qkv, lengths, 1, 1, causal))
+
+
+def test_short_attention_beside_padding() -> None:
+    """A padding sequence longer than any real one, and empty ones after it."""
+    lengths = (3, 5, 32, 0, 0)
+    qkv = rand(40, 3 * 32)
+    actual = short_attention(qkv, offsets(lengths), 8, 1, 1, 32**-0.5, causal=False)
+    assert_close(actual[:8], attention_by_sequence(qkv[:8], (3, 5), 1, 1, causal=False))
