@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -81,11 +82,15 @@ def test_embed_shows_a_refusal(printed: list[str]) -> None:
 @pytest.mark.parametrize("command", ["serve", "demo"])
 def test_sigterm_while_starting_leaves_nothing_behind(tmp_path: Path, command: str) -> None:
     options = (f"--repository={tmp_path / 'repository'}", *_FREE_PORTS) if command == "serve" else ()
-    with running(rose_command(command, *options), tmp_path / "log", {"TMPDIR": str(tmp_path)}) as process:
-        wait_until(lambda: any(pid != process.pid for pid in processes_mentioning(tmp_path)), "tritonserver started")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 128 + signal.SIGTERM
-    wait_until(lambda: processes_mentioning(tmp_path) == [], "every process is gone", seconds=20)
+    try:
+        with running(rose_command(command, *options), tmp_path / "log", {"TMPDIR": str(tmp_path)}) as process:
+            wait_until(lambda: any(pid != process.pid for pid in processes_mentioning(tmp_path)), "a server is there")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 128 + signal.SIGTERM
+        wait_until(lambda: processes_mentioning(tmp_path) == [], "every process is gone", seconds=20)
+    finally:
+        for left in processes_mentioning(tmp_path):
+            os.kill(left, signal.SIGKILL)
 
 
 def _address(printed: list[str], label: str) -> str:
