@@ -129,8 +129,8 @@ def test_positions(lengths: tuple[int, ...], limit: int) -> None:
 
 
 @pytest.mark.parametrize("mode", list(PoolingMode))
-@pytest.mark.parametrize("lengths", [(1,), (1, 5, 130, 2), (129, 128, 127)])
-@pytest.mark.parametrize("width", [33, 384])
+@pytest.mark.parametrize("lengths", [(1,), (1, 5, 130, 2)])
+@pytest.mark.parametrize("width", [33, 100])
 def test_pool(lengths: tuple[int, ...], mode: PoolingMode, width: int) -> None:
     hidden = rand(sum(lengths), width)
     rows = []
@@ -213,13 +213,13 @@ def attention_by_sequence(
     return torch.cat(rows)
 
 
-SHORT = (3, 33, 1, 40)
+SHORT = (2, 33, 1)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("few", [True, False], ids=["few sequences", "many sequences"])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (2, 2)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (1, 1)])
 def test_short_attention(
     monkeypatch: pytest.MonkeyPatch, few: bool, rotate: bool, causal: bool, heads: int, kv_heads: int
 ) -> None:

@@ -17,7 +17,7 @@ _CASES = Path(__file__).with_name("interpreted_kernels.py")
 def test_kernels_in_tritons_interpreter() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "no:cacheprovider", str(_CASES)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=_CASES.parents[2],
         capture_output=True,
         text=True,
