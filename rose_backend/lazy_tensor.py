@@ -5,7 +5,6 @@ A slot of the ring goes back only when the last reader has let go: the handle it
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -80,7 +79,6 @@ class PinnedRing:
     def __init__(self, capacity: int, *, pinned: bool = True) -> None:
         self._capacity = capacity
         self._pinned = pinned
-        self._lock = threading.Lock()
         self._free: deque[_Slot] = deque(_Slot(capacity, pinned) for _ in range(2))
         self.num_slots = 2
 
@@ -91,9 +89,10 @@ class PinnedRing:
             The `[num_sequences, dim]` tensor to copy into, the array readers get, and the event to record after
             the copy. The slot is free again once that array and all its views are gone.
         """
-        with self._lock:
-            slot = self._free.popleft() if self._free else None
-        if slot is None:
+        # No lock: a deque's own steps are atomic, and a collection may run `_give_back` in the middle of this method.
+        try:
+            slot = self._free.popleft()
+        except IndexError:
             slot = _Slot(self._capacity, self._pinned)
             self.num_slots += 1
         if slot.copied is not None:
@@ -105,5 +104,4 @@ class PinnedRing:
         return target, rows, slot.copied
 
     def _give_back(self, slot: _Slot) -> None:
-        with self._lock:
-            self._free.append(slot)
+        self._free.append(slot)

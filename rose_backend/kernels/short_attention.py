@@ -38,7 +38,7 @@ def _rotated_head(
 def _short_attention_kernel(
     qkv_ptr, cu_seqlens_ptr, norm_weights_ptr, cos_sin_ptr, out_ptr, scale, eps, num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, queries: tl.constexpr, members: tl.constexpr,
-    causal: tl.constexpr, rotate: tl.constexpr,
+    causal: tl.constexpr, rotate: tl.constexpr, places: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     first_head = tl.program_id(1) * members
@@ -62,10 +62,11 @@ def _short_attention_kernel(
     query_cos = tl.zeros((queries, half), tl.float32)
     query_sin = tl.zeros((queries, half), tl.float32)
     if rotate:
-        key_angles = cos_sin_ptr + key[:, None] * head_dim + column[None, :]
+        # A segment of padding can be longer than the table; its look-ups must not leave it.
+        key_angles = cos_sin_ptr + tl.minimum(key, places - 1)[:, None] * head_dim + column[None, :]
         key_cos = tl.load(key_angles, mask=key_mask, other=0.0)
         key_sin = tl.load(key_angles + half, mask=key_mask, other=0.0)
-        query_angles = cos_sin_ptr + query[:, None] * head_dim + column[None, :]
+        query_angles = cos_sin_ptr + tl.minimum(query, places - 1)[:, None] * head_dim + column[None, :]
         query_cos = tl.load(query_angles, mask=query_mask, other=0.0)
         query_sin = tl.load(query_angles + half, mask=query_mask, other=0.0)
     k_low, k_high = _rotated_head(
@@ -133,9 +134,10 @@ def short_attention(
     queries = min(block, _QUERIES_APART) if spread else block
     members = 1 if spread else num_heads // num_kv_heads
     rotate = norm_weights is not None
+    places = 1 if cos_sin is None else len(cos_sin)
     _short_attention_kernel[(sequences, num_heads // members, block // queries)](
         qkv, cu_seqlens, norm_weights if rotate else qkv, cos_sin if rotate else qkv, out, scale, eps,
         num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, queries=queries,
-        members=members, causal=causal, rotate=rotate, num_warps=8 if queries == LONGEST else 4,
+        members=members, causal=causal, rotate=rotate, places=places, num_warps=8 if queries == LONGEST else 4,
     )  # fmt: skip
     return out

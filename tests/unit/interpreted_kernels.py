@@ -254,3 +254,22 @@ def test_short_attention_beside_padding() -> None:
     qkv = rand(40, 3 * 32)
     actual = short_attention(qkv, offsets(lengths), 8, 1, 1, 32**-0.5, causal=False)
     assert_close(actual[:8], attention_by_sequence(qkv[:8], (3, 5), 1, 1, causal=False))
+
+
+def test_short_attention_does_not_leave_the_table_for_padding() -> None:
+    table = torch.full((128, 32), float("nan"))
+    table[:40] = 1.0  # a model of 40 positions; what follows it is not ours to read
+    offsets = torch.tensor([0, 3, 64], dtype=torch.int32)
+    out = short_attention(
+        torch.randn(64, 96),
+        offsets,
+        64,
+        1,
+        1,
+        1.0,
+        causal=False,
+        norm_weights=torch.ones(2, 32),
+        cos_sin=table[:40],
+        eps=1e-6,
+    )
+    assert torch.isfinite(out).all()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,3 +165,21 @@ def test_no_two_live_arrays_overlap(ring: PinnedRing) -> None:
     dropping.release()
     dropper.join(30)
     assert not dropper.is_alive()
+
+
+def test_a_collection_while_a_slot_is_taken_does_not_block(ring: PinnedRing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last array of a slot may sit in a cycle, which is freed whenever a collection happens to run."""
+
+    class CollectingDeque(deque[Any]):
+        def popleft(self) -> Any:
+            gc.collect()
+            return super().popleft()
+
+    monkeypatch.setattr(ring, "_free", CollectingDeque(ring._free))
+    cycle: list[Any] = [taken(ring)]
+    cycle.append(cycle)
+    del cycle
+    worker = threading.Thread(target=taken, args=(ring,), daemon=True)
+    worker.start()
+    worker.join(10)
+    assert not worker.is_alive()
