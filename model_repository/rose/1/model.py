@@ -38,7 +38,7 @@ class TritonPythonModel:
         self._service = RoseService(
             self._engine,
             TokenPacker(config.token_budget, config.max_sequences),
-            Limits(checkpoint.vocab_size, config.max_length),
+            Limits(self._engine.vocab_size, config.max_length),
             TritonMetrics({"model": args["model_name"], "instance": args["model_instance_name"]}),
         )
 
