@@ -26,6 +26,7 @@ class Geometry:
         causal: whether a token sees only earlier ones.
         dtype: of queries, keys and values.
         device: where they lie.
+        window: how many tokens to the left and to the right a token sees; None: the whole sequence.
     """
 
     num_heads: int
@@ -34,6 +35,7 @@ class Geometry:
     causal: bool
     dtype: torch.dtype
     device: torch.device
+    window: tuple[int, int] | None = None
 
     @property
     def scale(self) -> float:
@@ -107,6 +109,13 @@ class AttentionBackend(Protocol):
         """Prepare for the batches of one layout."""
 
 
+def rotate(ops: Ops, geometry: Geometry, qkv: torch.Tensor, rotation: Rotation | None) -> None:
+    """Norm and rotate queries and keys in place, as a launch of its own; nothing without a rotation."""
+    if rotation is not None:
+        norms, table, positions = rotation.norm_weights, rotation.cos_sin, rotation.positions
+        ops.qk_norm_rope(qkv, norms, table, positions, geometry.num_heads, geometry.num_kv_heads, rotation.eps)
+
+
 class SplitAttention(ABC):
     """An `Attention` whose kernel takes queries, keys and values apart; the rotation is a step before it."""
 
@@ -120,16 +129,7 @@ class SplitAttention(ABC):
     def __call__(self, qkv: torch.Tensor, rotation: Rotation | None = None) -> torch.Tensor:
         """See `Attention`."""
         geometry = self._geometry
-        if rotation is not None:
-            self._ops.qk_norm_rope(
-                qkv,
-                rotation.norm_weights,
-                rotation.cos_sin,
-                rotation.positions,
-                geometry.num_heads,
-                geometry.num_kv_heads,
-                rotation.eps,
-            )
+        rotate(self._ops, geometry, qkv, rotation)
         q, k, v = qkv.view(len(qkv), -1, geometry.head_dim).split(geometry.heads, dim=1)
         return self.attend(q, k, v).flatten(1)
 

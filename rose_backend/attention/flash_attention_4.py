@@ -89,6 +89,7 @@ def _call(
         cu_seqlens_k=cu_seqlens,
         softmax_scale=geometry.scale,
         causal=geometry.causal,
+        window_size=geometry.window or (None, None),
     )[0]
     return out
 

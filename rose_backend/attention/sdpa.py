@@ -41,7 +41,8 @@ class SdpaAttention(SplitAttention):
         super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._grouped = geometry.num_heads != geometry.num_kv_heads
-        self._plain = not self._causal and not self._grouped
+        self._window = geometry.window
+        self._plain = not self._causal and not self._grouped and self._window is None
         self._scale = geometry.scale
         self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
 
@@ -66,8 +67,22 @@ class SdpaAttention(SplitAttention):
                 scores = (dense_q * self._scale) @ dense_k.transpose(-1, -2)
                 mixed = scores.softmax(dim=-1) @ dense_v
             else:
+                mask = None if self._window is None else self._seen(length, q.device)
                 mixed = F.scaled_dot_product_attention(
-                    dense_q, dense_k, dense_v, is_causal=self._causal and length > 1, enable_gqa=self._grouped
+                    dense_q,
+                    dense_k,
+                    dense_v,
+                    attn_mask=mask,
+                    is_causal=self._causal and mask is None and length > 1,
+                    enable_gqa=self._grouped,
                 )
             out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
         return out
+
+    def _seen(self, length: int, device: torch.device) -> torch.Tensor:
+        """`[length, length]` bool: which keys (columns) each query sees through the window."""
+        assert self._window is not None
+        left, right = self._window
+        place = torch.arange(length, device=device)
+        ahead = place[None, :] - place[:, None]
+        return (ahead >= -left) & (ahead <= (0 if self._causal else right))

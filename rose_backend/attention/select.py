@@ -6,10 +6,11 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from rose_backend.attention.flashinfer import FlashInferBackend
 from rose_backend.attention.sdpa import SdpaBackend
 from rose_backend.attention.torch_varlen import TorchVarlenBackend
 from rose_backend.attention.triton_short import TritonShortBackend
+from rose_backend.attention.triton_stream import TritonStreamBackend
 from rose_backend.buckets import Bucket
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops, Rotation
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _CANDIDATES: dict[str, Callable[[Geometry, Ops], AttentionBackend]] = {
     "triton_short": lambda geometry, _: TritonShortBackend(geometry),
+    "triton_stream": TritonStreamBackend,
     "torch_varlen": TorchVarlenBackend,
     "flashinfer_fa2": lambda geometry, ops: FlashInferBackend(geometry, ops, "fa2"),
     "flashinfer_fa3": lambda geometry, ops: FlashInferBackend(geometry, ops, "fa3"),
@@ -43,6 +46,7 @@ _CANDIDATES: dict[str, Callable[[Geometry, Ops], AttentionBackend]] = {
 _PACKAGES = ("torch", "flashinfer-python", "flash-attn-4")
 _CALLS_PER_GRAPH = 8
 _REPEATS = 5
+_SHORTEST = 16
 
 
 @dataclass(frozen=True)
@@ -53,14 +57,13 @@ class Shape:
     num_tokens: int
 
     @classmethod
-    def of(cls, bucket: Bucket, longest: int, most_tokens: int) -> Shape:
-        """The case nearest to a bucket: its typical length and its tokens, within what was measured."""
+    def of(cls, bucket: Bucket, measured: Iterable[Shape]) -> Shape:
+        """The measured case nearest to a bucket: first by its typical length, then by its tokens."""
         typical = min(bucket.max_seqlen, max(1, bucket.num_tokens // bucket.num_sequences))
-        length = min(max(_nearest_power(typical), _SHORTEST), longest)
-        return cls(length, min(max(_nearest_power(bucket.num_tokens), length), most_tokens))
-
-
-_SHORTEST = 16
+        return min(
+            measured,
+            key=lambda shape: (_distance(shape.length, typical), _distance(shape.num_tokens, bucket.num_tokens)),
+        )
 
 
 Ranking = tuple[str, ...]
@@ -77,8 +80,6 @@ class AttentionSelector:
 
     def __init__(self, backends: Sequence[AttentionBackend], table: dict[Shape, Ranking]) -> None:
         self._backends = {backend.name: backend for backend in backends}
-        self._longest = max((shape.length for shape in table), default=0)
-        self._most_tokens = max((shape.num_tokens for shape in table), default=0)
         self.table = table
 
     @property
@@ -86,9 +87,21 @@ class AttentionSelector:
         """All of them."""
         return list(self._backends.values())
 
+    @property
+    def names_in_use(self) -> list[str]:
+        """Those that some bucket is given to."""
+        return list(self.first_shapes()) or list(self._backends)
+
+    def first_shapes(self) -> dict[str, Shape]:
+        """For each backend that is the fastest somewhere, the first shape where it is; empty without a table."""
+        firsts: dict[str, Shape] = {}
+        for shape, ranking in self.table.items():
+            firsts.setdefault(ranking[0], shape)
+        return firsts
+
     def choose(self, bucket: Bucket) -> AttentionBackend:
         """The fastest measured backend for a bucket of this kind that takes its longest sequence."""
-        ranking = self.table[Shape.of(bucket, self._longest, self._most_tokens)] if self.table else self._backends
+        ranking = self.table[Shape.of(bucket, self.table)] if self.table else self._backends
         for name in ranking:
             backend = self._backends[name]
             if backend.longest is None or bucket.max_seqlen <= backend.longest:
@@ -221,20 +234,20 @@ def _open_wanted(geometry: Geometry, ops: Ops, wanted: str) -> AttentionBackend:
 
 
 def _shapes(max_length: int, max_tokens: int) -> list[Shape]:
-    """Powers of two, four apart in length and two apart in tokens, up to the limits."""
-    lengths = _powers(_SHORTEST, max(_SHORTEST, _nearest_power(min(max_length, max_tokens))))
-    top = _nearest_power(max_tokens)
-    return [Shape(length, tokens) for length in lengths for tokens in _powers(length, max(top, length))]
+    """Lengths by twos, of which backends differ most up to a thousand tokens, and tokens by fours."""
+    longest = max(_SHORTEST, min(max_length, max_tokens))
+    lengths = [length for length in (16, 32, 64, 128, 256, 512, 1024, 4096, 16384) if length <= longest]
+    return [
+        Shape(length, tokens)
+        for length in lengths
+        for tokens in (length << shift for shift in range(0, 32, 2))
+        if tokens <= max(max_tokens, length)
+    ]
 
 
-def _powers(first: int, last: int) -> list[int]:
-    return [first << shift for shift in range((last // first).bit_length())]
-
-
-def _nearest_power(value: int) -> int:
-    """The power of two nearest to a number, in the logarithm."""
-    lower = 1 << (value.bit_length() - 1)
-    return lower if value * value < 2 * lower * lower else 2 * lower
+def _distance(one: int, other: int) -> float:
+    """How many doublings lie between two numbers."""
+    return abs(math.log2(one / other))
 
 
 def _cache_file(geometry: Geometry, names: Sequence[str], *limits: int) -> Path:
@@ -246,7 +259,14 @@ def _cache_file(geometry: Geometry, names: Sequence[str], *limits: int) -> Path:
         except importlib.metadata.PackageNotFoundError:  # noqa: PERF203 (three of them, once)
             versions.append("")
     card = torch.cuda.get_device_name(geometry.device)
-    shape = (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim, geometry.causal, str(geometry.dtype))
+    shape = (
+        geometry.num_heads,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        geometry.causal,
+        str(geometry.dtype),
+        geometry.window,
+    )
     key = hashlib.sha256(repr((card, shape, *names, *versions, *limits)).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rose" / f"attention-{key}.json"

@@ -47,6 +47,7 @@ class TorchVarlenAttention(SplitAttention):
         super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._scale = geometry.scale
+        self._left, self._right = geometry.window or (-1, -1)
         self._cu_seqlens = layout.cu_seqlens
         self._max_seqlen = layout.max_seqlen
 
@@ -54,6 +55,6 @@ class TorchVarlenAttention(SplitAttention):
         """See `SplitAttention`."""
         out: torch.Tensor = torch.ops.aten._flash_attention_forward(
             q, k, v, self._cu_seqlens, self._cu_seqlens, self._max_seqlen, self._max_seqlen,
-            0.0, self._causal, False, scale=self._scale,
+            0.0, self._causal, False, scale=self._scale, window_size_left=self._left, window_size_right=self._right,
         )[0]  # fmt: skip
         return out

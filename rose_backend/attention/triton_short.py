@@ -63,5 +63,6 @@ class TritonShortAttention:
             causal=geometry.causal,
             norm_weights=None if rotation is None else rotation.norm_weights,
             cos_sin=None if rotation is None else rotation.cos_sin,
+            window=geometry.window,
             eps=0.0 if rotation is None else rotation.eps,
         )

@@ -17,13 +17,11 @@ def _rms_norm(x, mask, weight_ptr, columns, eps, width: tl.constexpr):
 
 
 @triton.jit
-def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, width: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, block)
     mask = columns < width
     x = tl.load(x_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
-    x += tl.load(residual_ptr + row + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(residual_ptr + row + columns, x.to(residual_ptr.dtype.element_ty), mask=mask)
     y = _rms_norm(x, mask, weight_ptr, columns, eps, width)
     tl.store(out_ptr + row + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -95,11 +93,11 @@ def _block(width: int) -> tuple[int, int]:
     return block, max(1, min(8, block // 256))
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add `x` into `residual`, in place, and return the norm of the sum; `[tokens, hidden]`, contiguous."""
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """`x / rms(x) * weight`; `[tokens, hidden]`, contiguous."""
     out = torch.empty_like(x)
     block, warps = _block(x.shape[1])
-    _add_rms_norm_kernel[(len(x),)](x, residual, weight, out, eps, width=x.shape[1], block=block, num_warps=warps)
+    _rms_norm_kernel[(len(x),)](x, weight, out, eps, width=x.shape[1], block=block, num_warps=warps)
     return out
 
 

@@ -57,5 +57,5 @@ def qk_norm_rope(
     _qk_norm_rope_kernel[(len(qkv), triton.cdiv(num_qk, _HEADS_PER_PROGRAM))](
         qkv, norm_weights, cos_sin, positions, eps,
         row_width=qkv.shape[1], num_q=num_heads, num_qk=num_qk, half=norm_weights.shape[1] // 2,
-        heads=_HEADS_PER_PROGRAM, num_warps=2,
+        heads=_HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip

@@ -38,7 +38,7 @@ def _rotated_head(
 def _short_attention_kernel(
     qkv_ptr, cu_seqlens_ptr, norm_weights_ptr, cos_sin_ptr, out_ptr, scale, eps, num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, queries: tl.constexpr, members: tl.constexpr,
-    causal: tl.constexpr, rotate: tl.constexpr, places: tl.constexpr,
+    causal: tl.constexpr, rotate: tl.constexpr, places: tl.constexpr, left: tl.constexpr, right: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     first_head = tl.program_id(1) * members
@@ -79,6 +79,8 @@ def _short_attention_kernel(
     seen = (key < length)[None, :] & (query >= 0)[:, None]
     if causal:
         seen = seen & (key[None, :] <= query[:, None])
+    if left >= 0:
+        seen = seen & (key[None, :] >= query[:, None] - left) & (key[None, :] <= query[:, None] + right)
     out_rows = out_ptr + (start + query).to(tl.int64)[:, None] * (num_heads * head_dim) + column[None, :]
     for member in tl.static_range(members):
         head = first_head + member
@@ -108,6 +110,7 @@ def short_attention(
     norm_weights: torch.Tensor | None = None,
     cos_sin: torch.Tensor | None = None,
     eps: float = 0.0,
+    window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """Attention within each sequence, after the norm and rotation of queries and keys where weights are given.
 
@@ -122,6 +125,7 @@ def short_attention(
         norm_weights: `[2, head_dim]`, for queries and for keys.
         cos_sin: `[max_positions, head_dim]` float32.
         eps: of the norm.
+        window: tokens seen to the left and to the right; None: all.
 
     Returns:
         `[tokens, num_heads * head_dim]`.
@@ -135,9 +139,11 @@ def short_attention(
     members = 1 if spread else num_heads // num_kv_heads
     rotate = norm_weights is not None
     places = 1 if cos_sin is None else len(cos_sin)
+    left, right = window or (-1, -1)
     _short_attention_kernel[(sequences, num_heads // members, block // queries)](
         qkv, cu_seqlens, norm_weights if rotate else qkv, cos_sin if rotate else qkv, out, scale, eps,
         num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, queries=queries,
-        members=members, causal=causal, rotate=rotate, places=places, num_warps=8 if queries == LONGEST else 4,
+        members=members, causal=causal, rotate=rotate, places=places, left=left, right=right,
+        num_warps=8 if queries == LONGEST else 4,
     )  # fmt: skip
     return out

@@ -70,7 +70,8 @@ class TritonOps:
         """See `Ops`."""
         tiling = self._tilings.split_linear(len(x), *weight.shape)
         if tiling is None:
-            return norms.add_rms_norm(F.linear(x, weight), residual, norm_weight, eps)
+            residual.addmm_(x, weight.t())  # the product's own epilogue adds: a third less to read and write
+            return norms.rms_norm(residual, norm_weight, eps)
         return gemm.sum_rms_norm(gemm.linear(x, weight, tiling), residual, norm_weight, eps)
 
     def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:

@@ -50,14 +50,17 @@ class RaggedModel(Protocol):
     rotates: bool
     geometry: Geometry
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run all layers.
 
         Args:
             input_ids: `[total_tokens]` int32.
             positions: `[total_tokens]` int32, from 0 in every sequence.
             attend: the batch's planned attention.
+            rows: `[num_rows]` int32, the tokens whose vectors are wanted; None: all.
 
         Returns:
-            `[total_tokens, hidden_size]`, the last layer's output after any final norm.
+            `[total_tokens, hidden_size]`, or `[num_rows, hidden_size]`: the last layer's output after any final norm.
         """

@@ -123,12 +123,17 @@ class Bert:
         self._embedding_norm = _norm(weights, "embeddings.LayerNorm")
         self._layers = [_layer(weights, f"encoder.layer.{index}.") for index in range(config.num_hidden_layers)]
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `RaggedModel`."""
         ops, eps, norm = self._ops, self._eps, self._embedding_norm
         x = ops.embed_layer_norm(input_ids, positions, self._words, self._places, norm.weight, norm.bias, eps)
         for layer in self._layers:
-            mixed = layer.attention_out(attend(layer.qkv(x)))
+            mixed = attend(layer.qkv(x))
+            if rows is not None and layer is self._layers[-1]:
+                mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
+            mixed = layer.attention_out(mixed)
             x = ops.add_layer_norm(mixed, x, layer.attention_norm.weight, layer.attention_norm.bias, eps)
             wide = self._activation(ops, layer.up(x))
             x = ops.add_layer_norm(layer.down(wide), x, layer.mlp_norm.weight, layer.mlp_norm.bias, eps)

@@ -128,13 +128,17 @@ class Qwen3:
         # The norm that follows a layer's MLP belongs to the next layer; the last one's is the model's own.
         self._next_norms = [layer.input_norm for layer in self._layers[1:]] + [weights.take("norm.weight")]
 
-    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention) -> torch.Tensor:
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See `RaggedModel`."""
         ops, eps = self._ops, self._eps
         residual, x = ops.embed_rms_norm(input_ids, self._words, self._layers[0].input_norm, eps)
         for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
             rotation = Rotation(layer.qk_norms, self._cos_sin, positions, eps)
             mixed = attend(ops.linear(x, layer.qkv), rotation)
+            if rows is not None and layer is self._layers[-1]:
+                mixed, residual = mixed.index_select(0, rows), residual.index_select(0, rows)
             x = ops.linear_add_rms_norm(mixed, layer.attention_out, residual, layer.mlp_norm, eps)
             wide = ops.swiglu(x, layer.gate_up)
             x = ops.linear_add_rms_norm(wide, layer.down, residual, next_norm, eps)

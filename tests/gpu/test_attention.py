@@ -33,16 +33,29 @@ def _open(name: str, geometry: Geometry, layout: RaggedLayout) -> AttentionBacke
 
 def _reference(qkv: torch.Tensor, lengths: list[int], geometry: Geometry) -> torch.Tensor:
     parts = []
+    left, right = geometry.window or (len(qkv), len(qkv))
     heads = qkv.float().view(len(qkv), -1, geometry.head_dim)
     start = 0
     for length in lengths:
         q, k, v = (part.transpose(0, 1) for part in heads[start : start + length].split(geometry.heads, dim=1))
+        seen = torch.ones(length, length, dtype=torch.bool, device=qkv.device)
         mixed = F.scaled_dot_product_attention(
-            q[None], k[None], v[None], is_causal=geometry.causal, enable_gqa=geometry.num_heads != geometry.num_kv_heads
+            q[None],
+            k[None],
+            v[None],
+            attn_mask=seen.triu(-left).tril(0 if geometry.causal else right),
+            enable_gqa=geometry.num_heads != geometry.num_kv_heads,
         )
         parts.append(mixed[0].transpose(0, 1).flatten(1))
         start += length
     return torch.cat(parts)
+
+
+@pytest.mark.parametrize("window", [None, (64, 64), (0, 3)], ids=str)
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_sliding_windows(name: str, causal: bool, window: tuple[int, int] | None) -> None:
+    _check(name, "long" if name != "triton_short" else "short", (16, 8, 128), causal, window=window, rotate=False)
 
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
@@ -51,8 +64,20 @@ def _reference(qkv: torch.Tensor, lengths: list[int], geometry: Geometry) -> tor
 @pytest.mark.parametrize("lengths", _LENGTHS)
 @pytest.mark.parametrize("name", _CANDIDATES)
 def test_backend(name: str, lengths: str, heads: tuple[int, int, int], causal: bool, rotate: bool) -> None:
+    _check(name, lengths, heads, causal, window=None, rotate=rotate)
+
+
+def _check(
+    name: str,
+    lengths: str,
+    heads: tuple[int, int, int],
+    causal: bool,
+    *,
+    window: tuple[int, int] | None,
+    rotate: bool,
+) -> None:
     device = torch.device("cuda:0")
-    geometry = Geometry(*heads, causal, torch.bfloat16, device)
+    geometry = Geometry(*heads, causal, torch.bfloat16, device, window)
     real = _LENGTHS[lengths]
     tokens = sum(real)
     padded = -(-tokens // 64) * 64

@@ -18,6 +18,7 @@ from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, r
 from rose_backend.kernels import short_attention as short_attention_module
 from rose_backend.kernels.gemm import Tiling
 from rose_backend.kernels.short_attention import short_attention
+from rose_backend.kernels.stream_attention import stream_attention
 from rose_backend.kernels.torch_ops import TorchOps
 
 TORCH = TorchOps()
@@ -48,12 +49,9 @@ def seeded() -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_add_rms_norm(width: int) -> None:
-    x, residual, weight = rand(5, width), rand(5, width), rand(width)
-    total = x + residual
-    out = norms.add_rms_norm(x, residual, weight, EPS)
-    assert_close(residual, total)
-    assert_close(out, F.rms_norm(total, (width,), weight, EPS))
+def test_rms_norm(width: int) -> None:
+    x, weight = rand(5, width), rand(width)
+    assert_close(norms.rms_norm(x, weight, EPS), F.rms_norm(x, (width,), weight, EPS))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -82,9 +80,9 @@ def test_embed_layer_norm(width: int) -> None:
 
 def test_half_precision_is_rounded_once() -> None:
     """In float16: the interpreter does not round to the nearest bfloat16 as GPUs do."""
-    x, residual, weight = rand(3, 40).half(), rand(3, 40).half(), rand(40).half()
-    exact = F.rms_norm(x.float() + residual.float(), (40,), weight.float(), EPS)
-    out = norms.add_rms_norm(x, residual, weight, EPS)
+    x, weight = rand(3, 40).half(), rand(40).half()
+    exact = F.rms_norm(x.float(), (40,), weight.float(), EPS)
+    out = norms.rms_norm(x, weight, EPS)
     assert out.dtype is torch.float16
     half_a_step = np.spacing(np.abs(out.numpy())).astype(np.float64) / 2
     assert (np.abs(out.double().numpy() - exact.double().numpy()) <= half_a_step * 1.01).all()
@@ -201,15 +199,22 @@ def test_swiglu_for_more_row_tiles_than_one_group() -> None:
 
 
 def attention_by_sequence(
-    qkv: torch.Tensor, lengths: Sequence[int], heads: int, kv_heads: int, causal: bool
+    qkv: torch.Tensor,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    causal: bool,
+    window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     """One dense call a sequence, key and value heads repeated."""
+    left, right = window or (len(qkv), len(qkv))
     rows = []
     for part in qkv.split(list(lengths)):
         dims = [heads, kv_heads, kv_heads]
         q, k, v = (x.transpose(0, 1) for x in part.view(len(part), sum(dims), -1).split(dims, dim=1))
         k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
-        rows.append(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(0, 1).flatten(1))
+        seen = torch.ones(len(part), len(part), dtype=torch.bool).triu(-left).tril(0 if causal else right)
+        rows.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1))
     return torch.cat(rows)
 
 
@@ -246,6 +251,33 @@ def test_short_attention_at_its_longest(causal: bool) -> None:
     qkv = rand(sum(lengths), 3 * 32)
     actual = short_attention(qkv, offsets(lengths), 128, 1, 1, 32**-0.5, causal=causal)
     assert_close(actual, attention_by_sequence(qkv, lengths, 1, 1, causal))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [(0, 0), (3, 1), (64, 64)], ids=str)
+def test_short_attention_through_a_window(causal: bool, window: tuple[int, int]) -> None:
+    lengths = (33, 5, 1)
+    qkv = rand(sum(lengths), 4 * 32)
+    actual = short_attention(qkv, offsets(lengths), 33, 2, 1, 32**-0.5, causal=causal, window=window)
+    assert_close(actual, attention_by_sequence(qkv, lengths, 2, 1, causal, window))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 1), (1, 1)])
+def test_stream_attention(causal: bool, heads: int, kv_heads: int) -> None:
+    lengths = (1, 63, 64, 65, 130, 2)
+    qkv = rand(sum(lengths), (heads + 2 * kv_heads) * 32)
+    before = qkv.clone()
+    actual = stream_attention(qkv, offsets(lengths), 130, heads, kv_heads, 32**-0.5, causal=causal)
+    assert torch.equal(qkv, before)
+    assert_close(actual, attention_by_sequence(qkv, lengths, heads, kv_heads, causal))
+
+
+def test_stream_attention_beside_padding() -> None:
+    lengths = (70, 3, 127, 0, 0)
+    qkv = rand(200, 3 * 32)
+    actual = stream_attention(qkv, offsets(lengths), 70, 1, 1, 32**-0.5, causal=False)
+    assert_close(actual[:73], attention_by_sequence(qkv[:73], (70, 3), 1, 1, causal=False))
 
 
 def test_short_attention_beside_padding() -> None:

@@ -27,22 +27,24 @@ class FakeBackend:
 SHORT, ANY, OTHER = FakeBackend("short", longest=128), FakeBackend("any"), FakeBackend("other")
 
 
+MEASURED = [Shape(16, 16), Shape(16, 64), Shape(64, 64), Shape(64, 256), Shape(64, 1024), Shape(512, 512)]
+
+
 @pytest.mark.parametrize(
     ("bucket", "shape"),
     [
         (Bucket(1024, 16, 64), Shape(64, 1024)),  # 64 tokens each
-        (Bucket(1024, 32, 512), Shape(32, 1024)),  # typically 32, though one may have 512
-        (Bucket(1024, 1, 1024), Shape(1024, 1024)),
-        (Bucket(1024, 16, 32), Shape(32, 1024)),  # no sequence is longer than 32
+        (Bucket(1024, 1, 1024), Shape(512, 512)),
+        (Bucket(1024, 64, 64), Shape(16, 64)),  # 16 each; no more than 64 tokens were measured there
         (Bucket(16, 1, 32), Shape(16, 16)),
         (Bucket(64, 64, 32), Shape(16, 64)),  # one token each, but nothing shorter than 16 was measured
-        (Bucket(192, 4, 64), Shape(64, 256)),  # 48 lies nearer to 64 than to 32, 192 nearer to 256 than to 128
+        (Bucket(192, 4, 64), Shape(64, 256)),  # 48 lies nearer to 64 than to 16, 192 nearer to 256 than to 64
         (Bucket(1280, 16, 128), Shape(64, 1024)),  # 80 lies nearer to 64
-        (Bucket(16384, 2, 8192), Shape(2048, 8192)),  # more than was measured either way
+        (Bucket(16384, 2, 8192), Shape(512, 512)),  # more than was measured either way
     ],
 )
 def test_the_nearest_measured_shape(bucket: Bucket, shape: Shape) -> None:
-    assert Shape.of(bucket, longest=2048, most_tokens=8192) == shape
+    assert Shape.of(bucket, MEASURED) == shape
 
 
 def table(**rankings: tuple[str, ...]) -> dict[Shape, tuple[str, ...]]:
