@@ -87,7 +87,7 @@ def requests(rng: np.random.Generator, lengths: Sequence[int]) -> deque[Request]
 
 def embed(engine: RoseEngine, queue: deque[Request]) -> list[tuple[Batch, LazyTensor]]:
     """Pack and launch everything, as the engine thread does."""
-    packer = TokenPacker(engine.config.token_budget, engine.config.max_sequences)
+    packer = TokenPacker(engine.token_budget, engine.config.max_sequences)
     launched = []
     while (batch := packer.take(queue)) is not None:
         launched.append((batch, engine.step(batch)))
@@ -210,10 +210,10 @@ def config_for(folder: Path, *, causal: bool, budget: int) -> EngineConfig:
     pooling = PoolingMode.LAST if causal else PoolingMode.MEAN
     return EngineConfig(
         checkpoint=folder,
-        max_length=min(8192, budget),
+        max_length=8192,
         head=HeadConfig(pooling, normalize=True),
         device="cuda:0",
-        token_budget=budget,
+        token_budget=budget or None,
         max_sequences=512,
     )
 
@@ -223,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--checkpoints", type=Path, default=Path(tempfile.gettempdir()) / "rose-checkpoints")
-    parser.add_argument("--budgets", type=int, nargs="*", default=[8192])
+    parser.add_argument("--budgets", type=int, nargs="*", default=[0], help="token budgets; 0: as measured at start")
     parser.add_argument("--suites", nargs="*", default=list(SUITES))
     parser.add_argument("--variants", nargs="*", default=["auto"], help="auto, eager, or an attention backend's name")
     parser.add_argument("--masks", nargs="*", default=["causal", "bidirectional"])
@@ -264,7 +264,7 @@ def _run_variant(
         config = replace(config, attention=variant)
     began = time.perf_counter()
     engine = RoseEngine(config)
-    common = {"variant": variant, "mask": mask, "budget": budget}
+    common = {"variant": variant, "mask": mask, "budget": engine.token_budget}
     start = {**common, "suite": "start-up", "seconds": round(time.perf_counter() - began, 2)}
     print(start, flush=True)
     runner = engine.runner
@@ -288,8 +288,8 @@ def _run_variant(
         rows.append({**common, "suite": "numerics", **numerics})
         print(f"{variant:20s} {mask:13s} numerics {numerics}", flush=True)
     counters = vars(runner.graphs.counters)
-    rows.append({**common, "suite": "graphs", **counters, "graph_bytes": runner.graphs.num_bytes})
-    print(f"graphs {counters} bytes {runner.graphs.num_bytes}", flush=True)
+    rows.append({**common, "suite": "graphs", **counters})
+    print(f"graphs {counters}", flush=True)
     engine.close()
     del engine, runner
     torch.cuda.empty_cache()

@@ -36,11 +36,26 @@ class GraphConfig:
 
     Attributes:
         memory_budget: bytes all recordings may hold; the least recently used ones go first.
-        largest_bucket: batches of more tokens run eagerly; 0 turns capture off.
+        largest_bucket: batches of more tokens run eagerly; 0 turns capture off, None has the limit measured at start.
     """
 
     memory_budget: int = 4 * 2**30
-    largest_bucket: int = 16384
+    largest_bucket: int | None = None
+
+
+@dataclass(frozen=True)
+class QueueConfig:
+    """Bounds of the queue in front of an engine.
+
+    Attributes:
+        max_tokens: tokens that may wait; requests beyond them are refused.
+        max_requests: requests that may wait.
+        lanes: whether bulk requests queue apart from small ones; otherwise all are served in the order of arrival.
+    """
+
+    max_tokens: int = 2 * 2**20
+    max_requests: int = 8192
+    lanes: bool = True
 
 
 @dataclass(frozen=True)
@@ -52,33 +67,29 @@ class EngineConfig:
         max_length: longest sequence served, in tokens, special tokens included.
         head: pooling and normalisation.
         device: a torch device string, e.g. `cpu` or `cuda:0`.
-        token_budget: most tokens in one batch. At least `max_length`, so that every sequence fits some batch.
+        token_budget: most tokens in one batch, but for a single sequence that is longer. None: the fewest that
+            saturate the device, measured at start.
         max_sequences: most sequences in one batch.
         dtype: `float32`, `bfloat16`, `float16`, or `auto`: float32 on the CPU, bfloat16 on a GPU.
         attention: a backend's name, or `auto` to measure and choose per bucket.
         graphs: capture limits.
 
     Raises:
-        CheckpointError: a limit is not positive, or the budget is smaller than `max_length`.
+        CheckpointError: a limit is not positive.
     """
 
     checkpoint: Path
     max_length: int
     head: HeadConfig
     device: str = "cpu"
-    token_budget: int = 1024
+    token_budget: int | None = None
     max_sequences: int = 512
     dtype: str = "auto"
     attention: str = "auto"
     graphs: GraphConfig = GraphConfig()
 
     def __post_init__(self) -> None:
-        if self.max_length < 1 or self.max_sequences < 1:
-            raise CheckpointError(
-                f"max_length ({self.max_length}) and max_sequences ({self.max_sequences}) must be at least 1"
-            )
-        if self.token_budget < self.max_length:
-            raise CheckpointError(
-                f"token_budget {self.token_budget} is smaller than the model's longest sequence, "
-                f"{self.max_length} tokens: raise token_budget or lower max_length"
-            )
+        for name in ("max_length", "max_sequences", "token_budget"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CheckpointError(f"{name} is {value}: it must be at least 1")

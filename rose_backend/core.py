@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,22 @@ BoolArray = npt.NDArray[np.bool_]
 Reply = Callable[["Float32Array | RoseError"], None]
 
 
+class Lane(str, Enum):
+    """Where a request queues. Each lane is first come, first served; lanes take turns."""
+
+    ONLINE = "online"
+    BULK = "bulk"
+
+
+class Outcome(str, Enum):
+    """How a request ended."""
+
+    SERVED = "served"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One client request: some sequences, answered together and exactly once.
@@ -28,19 +45,27 @@ class Request:
         lengths: `[num_sequences]` int32, tokens of each sequence, each at least 1.
         reply: called once, from the completer's thread, with `[num_sequences, dim]` float32 or an error.
         normalize: whether the vectors are scaled to unit length.
+        lane: where it queues; None: by its size.
         arrived: `time.monotonic()` seconds.
+        deadline: `time.monotonic()` seconds after which nobody waits for the answer; None: never.
+        is_cancelled: whether the sender has gone; asked before the request is packed. None: it cannot be told.
     """
 
     input_ids: Int32Array
     lengths: Int32Array
     reply: Reply
     normalize: bool = True
+    lane: Lane | None = None
     arrived: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
+    is_cancelled: Callable[[], bool] | None = None
 
     offsets: Int64Array = field(init=False)
     """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
     num_packed: int = field(default=0, init=False)
     """Sequences already in a batch; advanced by the packer (engine thread)."""
+    packed_at: float | None = field(default=None, init=False)
+    """`time.monotonic()` seconds when the first of them was packed."""
     num_done: int = field(default=0, init=False)
     """Sequences whose vectors have come back; advanced by the completer."""
     rows: Float32Array | None = field(default=None, init=False)
@@ -128,6 +153,8 @@ class Batch:
     @classmethod
     def of(cls, segments: tuple[Segment, ...]) -> Batch:
         """Lay the segments' sequences out by length; at least one sequence is required."""
+        if len(segments) == 1 and segments[0].count == 1:  # half of all batches of a quiet server
+            return cls._of_one(segments[0])
         lengths = np.concatenate([segment.lengths for segment in segments])
         flat = np.concatenate([segment.input_ids for segment in segments])
         order = np.argsort(lengths, kind="stable")
@@ -142,3 +169,9 @@ class Batch:
         counts = [segment.count for segment in segments]
         flags = [segment.request.normalize for segment in segments]
         return cls(segments, flat, cu_seqlens, np.repeat(flags, counts)[order], order)
+
+    @classmethod
+    def _of_one(cls, segment: Segment) -> Batch:
+        ids = segment.input_ids
+        cu_seqlens = np.array((0, len(ids)), np.int32)
+        return cls((segment,), ids, cu_seqlens, np.array((segment.request.normalize,)), np.zeros(1, np.int64))

@@ -8,6 +8,8 @@ from rose_backend.attention.base import RaggedLayout
 from rose_backend.attention.sdpa import SdpaBackend
 from rose_backend.config import PoolingMode
 from rose_backend.core import Batch
+from rose_backend.forward import forward
+from rose_backend.graphs import GraphCounters
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
@@ -28,10 +30,22 @@ class CpuRunner:
         cu_seqlens = torch.from_numpy(batch.cu_seqlens)
         attend = self._attention.open(RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
         attend.plan(cu_seqlens)
-        positions = self._ops.positions(cu_seqlens, batch.num_tokens, self._model.max_positions)
-        hidden = self._model(torch.from_numpy(batch.input_ids), positions, attend)
-        normalize = torch.from_numpy(batch.normalize)
-        return LazyTensor(self._ops.pool(hidden, cu_seqlens, normalize, self._pooling).numpy())
+        input_ids, normalize = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.normalize)
+        vectors = forward(self._model, self._ops, input_ids, cu_seqlens, normalize, attend, self._pooling)
+        return LazyTensor(vectors.numpy())
+
+    @property
+    def graph_counters(self) -> GraphCounters:
+        """See `Runner`: every batch is eager here, and not counted."""
+        return GraphCounters()
+
+    def padding(self, batch: Batch) -> int:  # noqa: ARG002 (none, whatever the batch)
+        """See `Runner`."""
+        return 0
+
+    def idle(self) -> bool:
+        """See `Runner`."""
+        return False
 
     def close(self) -> None:
         """See `Runner`."""

@@ -1,11 +1,12 @@
 """Running batches on a GPU: stage, then run eagerly, capture or replay, then copy the result back asynchronously.
 
-One thread owns the runner. Nothing here waits for the device except a capture's own bookkeeping.
+One thread at a time owns the runner. Nothing here waits for the device except a capture's own bookkeeping.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
 from rose_backend.core import Batch
-from rose_backend.graphs import GraphCache
+from rose_backend.forward import forward
+from rose_backend.graphs import GraphCache, GraphCounters
+from rose_backend.hot_buckets import HotBuckets
 from rose_backend.kernels.triton_ops import TritonOps
 from rose_backend.lazy_tensor import LazyTensor, PinnedRing
 from rose_backend.models.base import RaggedModel
 from rose_backend.staging import DeviceInputs, InputStaging
 
 logger = logging.getLogger(__name__)
+
+_thread = threading.local()  # `runner`: whose stream is the thread's current one
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,14 @@ class CudaRunner:
     Args:
         model: on its CUDA device.
         config: limits, pooling, attention and capture settings.
+        largest: no batch is larger.
     """
 
-    def __init__(self, model: RaggedModel, config: EngineConfig) -> None:
+    def __init__(self, model: RaggedModel, config: EngineConfig, largest: Bucket) -> None:
         self._model = model
         self._pooling = config.head.pooling
         self._device = model.geometry.device
         self._ops = TritonOps(self._device, model.geometry.dtype)
-        largest = Bucket.fitting(config.token_budget, config.max_sequences, config.max_length)
         self.attention = select_attention(
             model.geometry,
             self._ops,
@@ -69,62 +74,111 @@ class CudaRunner:
         self._results = PinnedRing(largest.num_sequences * model.hidden_size)
         self._pool = torch.cuda.graph_pool_handle()
         self._attentions: dict[Bucket, Attention] = {}
-        self._computed = torch.cuda.Event()
         self._copied: torch.cuda.Event | None = None
-        self.graphs = GraphCache(
-            self._capture,
-            config.graphs.memory_budget,
-            config.graphs.largest_bucket if all(b.capturable for b in self.attention.backends) else 0,
-        )
+        capturable = all(backend.capturable for backend in self.attention.backends)
+        limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
+        self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
+        self.hot = HotBuckets.of(config, torch.cuda.get_device_name(self._device), largest)
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> LazyTensor:
         """See `Runner`."""
         bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
-        with torch.cuda.stream(self._stream):
-            recording = self.graphs.find(bucket)
-            offsets = self._staging.load(batch, bucket)
-            attention = self._attention(bucket)
-            attention.plan(offsets)
-            self._staging.sent()
-            if self._copied is not None:
-                # Results of different buckets may share memory: the last one must be out before it is overwritten.
-                self._stream.wait_event(self._copied)
-            if recording is None:
-                output = self._forward(self._staging.views(bucket), attention)
-                output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
-            else:
-                recording.graph.replay()
-                output = recording.output
-            self._computed.record(self._stream)
-        return self._copy_back(output, batch.num_sequences)
+        self.hot.hit(bucket)
+        self._own_stream()
+        return self._run(batch, bucket, self.graphs.find(bucket))
 
-    @torch.inference_mode()
+    def run_recorded(self, batch: Batch) -> LazyTensor:
+        """As `run` on a bucket's later hits, counting nothing."""
+        bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
+        self._own_stream()
+        self.graphs.warm([bucket])
+        return self._run(batch, bucket, self.graphs.recorded(bucket))
+
+    def run_eagerly(self, batch: Batch) -> LazyTensor:
+        """As `run`, whatever is recorded, and recording nothing."""
+        self._own_stream()
+        return self._run(batch, Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen), None)
+
+    @property
+    def graph_counters(self) -> GraphCounters:
+        """See `Runner`."""
+        return self.graphs.counters
+
+    def padding(self, batch: Batch) -> int:
+        """See `Runner`."""
+        return Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen).num_tokens - batch.num_tokens
+
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit."""
-        with torch.cuda.stream(self._stream):
-            self.graphs.warm(buckets)
+        self._own_stream()
+        self.graphs.warm(buckets)
+
+    def forget(self) -> None:
+        """Free all recordings and their memory. Waits for the device."""
+        self._own_stream()
+        self._stream.synchronize()
+        self.graphs.reset()
+        self._pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with its last recording
+        torch.cuda.empty_cache()
+
+    def idle(self) -> bool:
+        """See `Runner`: record what was hot before the last restart, one bucket a call."""
+        bucket = self.hot.next_from_before()
+        if bucket is None:
+            self.hot.save()
+            return False
+        self.warm([bucket])
+        return True
 
     def close(self) -> None:
         """See `Runner`."""
+        self.hot.save()
+        self._own_stream()
         self._stream.synchronize()
         self._copy_stream.synchronize()
-        self.graphs.close()
+        self.graphs.reset()
+        torch.cuda.set_stream(torch.cuda.default_stream(self._device))
+        _thread.runner = None
+
+    def _own_stream(self) -> None:
+        """Make `_stream` the calling thread's current one: cheaper once than as a context around every step."""
+        if getattr(_thread, "runner", None) is not self:
+            torch.cuda.set_stream(self._stream)
+            _thread.runner = self
+
+    def _run(self, batch: Batch, bucket: Bucket, recording: CudaRecording | None) -> LazyTensor:
+        stream = self._stream
+        offsets = self._staging.load(batch, bucket)
+        attention = self._attention(bucket)
+        attention.plan(offsets)
+        self._staging.sent(stream)
+        if self._copied is not None:
+            # Results of different buckets may share memory: the last one must be out before it is overwritten.
+            stream.wait_event(self._copied)
+        if recording is None:
+            output = self._forward(self._staging.views(bucket), attention)
+            output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
+        else:
+            recording.graph.replay()
+            output = recording.output
+        return self._copy_back(output, batch.num_sequences)
 
     def _copy_back(self, output: torch.Tensor, num_sequences: int) -> LazyTensor:
-        target, rows, copied = self._results.take(num_sequences, output.shape[1])
-        assert copied is not None
-        with torch.cuda.stream(self._copy_stream):
-            self._copy_stream.wait_event(self._computed)
-            target.copy_(output[:num_sequences], non_blocking=True)
-            copied.record(self._copy_stream)
-        self._copied = copied
-        return LazyTensor(rows, copied)
+        target, rows, events = self._results.take(num_sequences, output.shape[1])
+        assert events is not None
+        events.computed.record(self._stream)
+        torch.cuda.set_stream(self._copy_stream)
+        self._copy_stream.wait_event(events.computed)
+        target.copy_(output[:num_sequences], non_blocking=True)
+        events.copied.record(self._copy_stream)
+        torch.cuda.set_stream(self._stream)
+        self._copied = events.copied
+        return LazyTensor(rows, events)
 
+    @torch.inference_mode()
     def _forward(self, inputs: DeviceInputs, attention: Attention) -> torch.Tensor:
-        positions = self._ops.positions(inputs.cu_seqlens, len(inputs.input_ids), self._model.max_positions)
-        hidden = self._model(inputs.input_ids, positions, attention)
-        return self._ops.pool(hidden, inputs.cu_seqlens, inputs.normalize, self._pooling)
+        ids, offsets, normalize = inputs.input_ids, inputs.cu_seqlens, inputs.normalize
+        return forward(self._model, self._ops, ids, offsets, normalize, attention, self._pooling)
 
     def _attention(self, bucket: Bucket) -> Attention:
         attention = self._attentions.get(bucket)

@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
 from rose_backend.core import Batch
 from rose_backend.cpu_runner import CpuRunner
@@ -15,6 +16,7 @@ from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
 from rose_backend.runner import Runner
+from rose_backend.startup import CUDA_SIZES, prepare_cpu, prepare_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +24,12 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class RoseEngine:
-    """Runs batches. Not thread-safe: one thread owns it.
+    """Runs batches. Not thread-safe: one thread at a time owns it.
 
-    Args:
+    Attributes:
         config: checkpoint, device, limits.
+        runner: what runs the batches.
+        token_budget: as configured, or as measured. A batch may hold one sequence that is longer.
 
     Raises:
         CheckpointError: the checkpoint cannot be served as configured.
@@ -42,11 +46,12 @@ class RoseEngine:
                 f"that {config.checkpoint} was trained with"
             )
         loaded = time.perf_counter()
-        self.runner = _runner(self._model, config, device)
+        self.runner, self.token_budget = _start(self._model, config, device)
         logger.info(
             "engine started",
             extra={
                 "device": str(device),
+                "token_budget": self.token_budget,
                 "load_seconds": round(loaded - began, 2),
                 "prepare_seconds": round(time.perf_counter() - loaded, 2),
             },
@@ -66,6 +71,10 @@ class RoseEngine:
         """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
         return self.runner.run(batch)
 
+    def idle(self) -> bool:
+        """Do a little of what need not be done while requests wait; whether there may be more of it."""
+        return self.runner.idle()
+
     def close(self) -> None:
         """Free what the device holds, once no step is under way or to come."""
         self.runner.close()
@@ -79,9 +88,13 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[config.dtype]
 
 
-def _runner(model: RaggedModel, config: EngineConfig, device: torch.device) -> Runner:
+def _start(model: RaggedModel, config: EngineConfig, device: torch.device) -> tuple[Runner, int]:
+    """A runner whose kernels have all run, and the token budget."""
     if device.type == "cpu":
-        return CpuRunner(model, config.head.pooling)
+        cpu_runner = CpuRunner(model, config.head.pooling)
+        return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)
     from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch
 
-    return CudaRunner(model, config)
+    most = max(config.token_budget or CUDA_SIZES[-1], config.max_length)
+    runner = CudaRunner(model, config, Bucket.fitting(most, config.max_sequences, config.max_length))
+    return runner, prepare_cuda(runner, config, model.vocab_size)

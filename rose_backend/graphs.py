@@ -39,6 +39,8 @@ class GraphCounters:
     captures: int = 0
     replays: int = 0
     evictions: int = 0
+    num_bytes: int = 0
+    """Device memory of the recordings there are now."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ class GraphCache(Generic[R]):
     Attributes:
         capture: records a bucket; called with the device ready for it.
         budget: bytes all recordings may hold together; the last one always stays.
-        largest: buckets of more tokens always run eagerly: there the launches no longer show.
+        largest: buckets of more tokens always run eagerly: there the launches no longer show. Changed once measured.
         counters: for metrics and tests.
     """
 
@@ -73,6 +75,10 @@ class GraphCache(Generic[R]):
         self.counters.replays += 1
         return self._record(bucket)
 
+    def recorded(self, bucket: Bucket) -> R | None:
+        """A bucket's recording, if there is one; not a hit."""
+        return self._recordings.get(bucket)
+
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit, e.g. those that were hot before a restart."""
         for bucket in buckets:
@@ -80,28 +86,27 @@ class GraphCache(Generic[R]):
                 self._record(bucket)
 
     @property
-    def num_bytes(self) -> int:
-        """Device memory of all recordings."""
-        return sum(recording.num_bytes for recording in self._recordings.values())
-
-    @property
     def buckets(self) -> list[Bucket]:
         """Recorded buckets, most recently used last."""
         return list(self._recordings)
 
-    def close(self) -> None:
-        """Free every recording."""
+    def reset(self) -> None:
+        """Free every recording and count from zero again."""
         while self._recordings:
             self._recordings.popitem()[1].close()
+        self._hits.clear()
+        self.counters = GraphCounters()
 
     def _record(self, bucket: Bucket) -> R:
         recording = self.capture(bucket)
         self.counters.captures += 1
+        self.counters.num_bytes += recording.num_bytes
         self._recordings[bucket] = recording
-        while self.num_bytes > self.budget and len(self._recordings) > 1:
+        while self.counters.num_bytes > self.budget and len(self._recordings) > 1:
             evicted, old = self._recordings.popitem(last=False)
             old.close()
             self._hits.pop(evicted, None)
             self.counters.evictions += 1
+            self.counters.num_bytes -= old.num_bytes
             logger.info("graph evicted", extra={"bucket": evicted, "bytes": old.num_bytes})
         return recording

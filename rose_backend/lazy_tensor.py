@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,44 @@ import torch
 from rose_backend.core import Float32Array
 
 
+@dataclass(frozen=True)
+class CopyEvents:
+    """Around one copy: recorded when the values are computed, and when they are on the host."""
+
+    computed: torch.cuda.Event
+    copied: torch.cuda.Event
+
+    @classmethod
+    def new(cls) -> CopyEvents:
+        """Two events that can be timed."""
+        return cls(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+
+
 class LazyTensor:
     """Vectors of one batch, `[num_sequences, dim]` float32 on the host, perhaps still on their way.
 
     Args:
         rows: the host values; their array's base keeps the memory from being reused.
-        event: recorded after the copy; None where the values are already there.
+        events: recorded before and after the copy; None where the values are already there.
     """
 
-    def __init__(self, rows: Float32Array, event: torch.cuda.Event | None = None) -> None:
+    def __init__(self, rows: Float32Array, events: CopyEvents | None = None) -> None:
         self._rows = rows
-        self._event = event
+        self._events = events
 
     def ready(self) -> bool:
         """Whether `numpy` would return without waiting."""
-        return self._event is None or bool(self._event.query())
+        return self._events is None or bool(self._events.copied.query())
 
     def wait(self) -> None:
         """Block until the values are on the host; other threads run meanwhile."""
-        if self._event is not None:
-            self._event.synchronize()
+        if self._events is not None:
+            self._events.copied.synchronize()
+
+    @property
+    def copy_seconds(self) -> float:
+        """How long the copy took on the device, once it is over; 0 where there was none."""
+        return 0.0 if self._events is None else float(self._events.computed.elapsed_time(self._events.copied)) / 1e3
 
     def numpy(self) -> Float32Array:
         """Wait, then return the values, `[num_sequences, dim]` float32, without copying.
@@ -46,11 +65,11 @@ class LazyTensor:
 
 
 class _Slot:
-    """One buffer of the ring and the event of the last copy into it."""
+    """One buffer of the ring and the events of the last copy into it."""
 
     def __init__(self, capacity: int, pinned: bool) -> None:
         self.buffer = torch.empty(capacity, dtype=torch.float32, pin_memory=pinned)
-        self.copied: torch.cuda.Event | None = torch.cuda.Event() if pinned else None
+        self.events = CopyEvents.new() if pinned else None
 
 
 class _Lease:
@@ -82,7 +101,7 @@ class PinnedRing:
         self._free: deque[_Slot] = deque(_Slot(capacity, pinned) for _ in range(2))
         self.num_slots = 2
 
-    def take(self, num_sequences: int, dim: int) -> tuple[torch.Tensor, Float32Array, torch.cuda.Event | None]:
+    def take(self, num_sequences: int, dim: int) -> tuple[torch.Tensor, Float32Array, CopyEvents | None]:
         """A buffer nobody reads or writes.
 
         Returns:
@@ -95,13 +114,13 @@ class PinnedRing:
         except IndexError:
             slot = _Slot(self._capacity, self._pinned)
             self.num_slots += 1
-        if slot.copied is not None:
-            slot.copied.synchronize()  # a handle that was dropped unread may have left its copy under way
+        if slot.events is not None:
+            slot.events.copied.synchronize()  # a handle that was dropped unread may have left its copy under way
         lease = _Lease(slot, (num_sequences, dim))
         weakref.finalize(lease, self._give_back, slot)
         rows: Float32Array = np.asarray(lease)
         target = slot.buffer[: num_sequences * dim].view(num_sequences, dim)
-        return target, rows, slot.copied
+        return target, rows, slot.events
 
     def _give_back(self, slot: _Slot) -> None:
         self._free.append(slot)

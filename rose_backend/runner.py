@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rose_backend.core import Batch
+from rose_backend.graphs import GraphCounters
 from rose_backend.lazy_tensor import LazyTensor
 
 
@@ -13,6 +14,16 @@ class Runner(Protocol):
 
     def run(self, batch: Batch) -> LazyTensor:
         """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
+
+    @property
+    def graph_counters(self) -> GraphCounters:
+        """What was recorded and replayed so far."""
+
+    def padding(self, batch: Batch) -> int:
+        """Tokens a batch is padded with on this device."""
+
+    def idle(self) -> bool:
+        """Do a little of what need not be done while requests wait; whether there may be more of it."""
 
     def close(self) -> None:
         """Free what the device holds."""

@@ -1,7 +1,8 @@
 """Input side of a step: page-locked staging, double-buffered, and the static device buffers recordings read.
 
 Everything a batch needs lies in one int32 block, so it travels in one copy:
-`[ids: num_tokens | cu_seqlens: num_sequences + 2 | normalize: num_sequences]`.
+`[ids: num_tokens | cu_seqlens: num_sequences + 2 | gap | normalize: num_sequences]`. The gap keeps every part at a
+multiple of 16 bytes: kernels are compiled for aligned pointers and would be compiled again for others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from rose_backend.buckets import Bucket
 from rose_backend.core import Batch, Int32Array
 
+_ALIGNED = 4  # int32 values in 16 bytes
 _STAGES = 3  # one being filled, one being copied, one behind it
 
 
@@ -53,7 +55,7 @@ class InputStaging:
     """
 
     def __init__(self, max_tokens: int, max_sequences: int, device: torch.device) -> None:
-        size = max_tokens + 2 * max_sequences + 2
+        size = _normalize_start(max_tokens, max_sequences) + max_sequences
         self._device_block = torch.zeros(size, dtype=torch.int32, device=device)
         self._host_blocks = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_STAGES)]
         self._copied = [torch.cuda.Event() for _ in range(_STAGES)]
@@ -85,12 +87,12 @@ class InputStaging:
         device_block.copy_(stage.block, non_blocking=True)
         return stage.offsets
 
-    def sent(self) -> None:
+    def sent(self, stream: torch.cuda.Stream) -> None:
         """Everything that reads the current stage is in the stream; it may be reused once that has run."""
-        self._copied[self._turn].record()
+        self._copied[self._turn].record(stream)
 
     def _open(self, bucket: Bucket) -> tuple[torch.Tensor, list[_Stage]]:
-        used = bucket.num_tokens + 2 * bucket.num_sequences + 2
+        used = _normalize_start(bucket.num_tokens, bucket.num_sequences) + bucket.num_sequences
         stages = []
         for block in self._host_blocks:
             host = _views(block, bucket)
@@ -109,5 +111,10 @@ class InputStaging:
 
 def _views(block: torch.Tensor, bucket: Bucket) -> DeviceInputs:
     tokens, sequences = bucket.num_tokens, bucket.num_sequences
-    offsets_end = tokens + sequences + 2
-    return DeviceInputs(block[:tokens], block[tokens:offsets_end], block[offsets_end : offsets_end + sequences])
+    start = _normalize_start(tokens, sequences)
+    return DeviceInputs(block[:tokens], block[tokens : tokens + sequences + 2], block[start : start + sequences])
+
+
+def _normalize_start(num_tokens: int, num_sequences: int) -> int:
+    """`num_tokens` is a multiple of 16 already; see `Bucket.fitting`."""
+    return num_tokens + -(-(num_sequences + 2) // _ALIGNED) * _ALIGNED

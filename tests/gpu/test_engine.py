@@ -65,7 +65,7 @@ def _sequences(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:
 
 def _launch(engine: RoseEngine, sequences: Sequence[Int32Array]) -> list[tuple[Int32Array, LazyTensor]]:
     queue = deque(Request(ids, np.array([len(ids)], np.int32), lambda _: None) for ids in sequences)
-    packer = TokenPacker(engine.config.token_budget, engine.config.max_sequences)
+    packer = TokenPacker(engine.token_budget, engine.config.max_sequences)
     launched = []
     while (batch := packer.take(queue)) is not None:
         launched.append((batch.order, engine.step(batch)))

@@ -52,8 +52,8 @@ def test_eager_then_recorded_then_replayed(capture: Capture) -> None:
     assert cache.find(A) is recording
     assert cache.find(A) is recording
     assert len(capture.made) == 1
-    assert cache.counters == GraphCounters(eager=1, captures=1, replays=3, evictions=0)
-    assert cache.num_bytes == 16
+    assert cache.counters == GraphCounters(eager=1, captures=1, replays=3, evictions=0, num_bytes=16)
+    assert cache.counters.num_bytes == 16
 
 
 def test_hits_are_counted_for_each_bucket(capture: Capture) -> None:
@@ -73,8 +73,8 @@ def test_the_least_recently_used_goes_first(capture: Capture) -> None:
     a, b, c = capture.made
     assert (a.closed, b.closed, c.closed) == (0, 1, 0)
     assert cache.buckets == [A, C]
-    assert cache.num_bytes == 80
-    assert cache.counters == GraphCounters(eager=3, captures=3, replays=4, evictions=1)
+    assert cache.counters.num_bytes == 80
+    assert cache.counters == GraphCounters(eager=3, captures=3, replays=4, evictions=1, num_bytes=80)
 
 
 def test_as_many_go_as_the_budget_needs(capture: Capture) -> None:
@@ -108,7 +108,7 @@ def test_buckets_over_the_largest_always_run_eagerly(capture: Capture) -> None:
     assert [cache.find(C) for _ in range(4)] == [None] * 4
     cache.find(B)
     assert cache.find(B) is not None
-    assert cache.counters == GraphCounters(eager=5, captures=1, replays=1, evictions=0)
+    assert cache.counters == GraphCounters(eager=5, captures=1, replays=1, evictions=0, num_bytes=32)
 
 
 def test_zero_turns_capture_off(capture: Capture) -> None:
@@ -123,7 +123,7 @@ def test_warm_records_ahead_of_the_first_hit(capture: Capture) -> None:
     cache.warm([A, B, A, C])
     assert [recording.bucket for recording in capture.made] == [A, B]
     assert cache.find(A) is capture.made[0]
-    assert cache.counters == GraphCounters(eager=0, captures=2, replays=1, evictions=0)
+    assert cache.counters == GraphCounters(eager=0, captures=2, replays=1, evictions=0, num_bytes=48)
 
 
 def test_warm_keeps_within_the_budget(capture: Capture) -> None:
@@ -136,10 +136,10 @@ def test_warm_keeps_within_the_budget(capture: Capture) -> None:
 def test_close_frees_each_once(capture: Capture) -> None:
     cache = cache_of(capture)
     cache.warm([A, B, C])
-    cache.close()
-    cache.close()
+    cache.reset()
+    cache.reset()
     assert [recording.closed for recording in capture.made] == [1, 1, 1]
-    assert (cache.buckets, cache.num_bytes) == ([], 0)
+    assert (cache.buckets, cache.counters.num_bytes) == ([], 0)
 
 
 def test_a_capture_that_fails_leaves_the_cache_as_it_was(capture: Capture) -> None:

@@ -1,0 +1,91 @@
+"""What happens before a model is ready: every kernel runs once, then the limits are measured."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rose_backend.calibration import inflection, knee, measure, synthetic_batch
+from rose_backend.config import EngineConfig
+
+if TYPE_CHECKING:
+    from rose_backend.cpu_runner import CpuRunner
+    from rose_backend.cuda_runner import CudaRunner
+
+logger = logging.getLogger(__name__)
+
+CPU_SIZES = (256, 512, 1024)
+CUDA_SIZES = (1024, 2048, 4096, 8192, 16384)
+"""Tokens of the batches that are timed; the token budget is one of them."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A batch of `count` sequences of `length` tokens."""
+
+    count: int
+    length: int
+
+
+# Each size at which some kernel is another, so that none is compiled or loaded while a request waits.
+_KERNEL_SHAPES = (
+    *(Shape(1, tokens) for tokens in (16, 32, 64, 128, 256, 512, 1024, 1280, 2048)),
+    *(Shape(64, length) for length in (16, 32, 64, 128)),
+    Shape(300, 16),  # some kernels change above 256 sequences
+)
+
+
+def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> int:
+    """Measure the token budget, unless it is given; returns it."""
+    if config.token_budget is not None:
+        return config.token_budget
+    times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size)
+    return _chosen(times)
+
+
+def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> int:
+    """Run every kernel once, measure what is not given; returns the token budget."""
+    began = time.perf_counter()
+    most = config.token_budget or CUDA_SIZES[-1]
+    for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
+        runner.run_eagerly(synthetic_batch(shape.count * shape.length, shape.length, vocab_size)).wait()
+    seconds = round(time.perf_counter() - began, 2)
+    logger.info("kernels ready", extra={"seconds": seconds, "attention": runner.attention.names_in_use})
+    sizes = [size for size in CUDA_SIZES if size <= most] or [most]
+    replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size)
+    budget = config.token_budget or _chosen(replayed)
+    if config.graphs.largest_bucket is None:
+        in_use = [size for size in replayed if size <= budget]
+        eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size)
+        limit = inflection(replayed, eager)
+        if limit < max(in_use, default=0):
+            runner.graphs.largest = limit
+        logger.info("inflection measured", extra={"eager_ms": _rounded(eager), "largest_recorded": limit})
+    runner.forget()  # what was recorded on made-up batches
+    return budget
+
+
+def _chosen(times: dict[int, float]) -> int:
+    budget = knee(times)
+    logger.info("token budget measured", extra={"token_budget": budget, "milliseconds": _rounded(times)})
+    return budget
+
+
+def _kernel_shapes(config: EngineConfig, most: int) -> Iterator[Shape]:
+    for shape in _KERNEL_SHAPES:
+        length = min(shape.length, config.max_length, most)
+        yield Shape(max(1, min(shape.count, config.max_sequences, most // length)), length)
+
+
+def _backend_shapes(runner: CudaRunner, config: EngineConfig, most: int) -> Iterator[Shape]:
+    """One for every attention backend that the measurements chose somewhere."""
+    for shape in runner.attention.first_shapes().values():
+        if shape.length <= config.max_length and shape.num_tokens <= most:
+            yield Shape(max(1, min(config.max_sequences, shape.num_tokens // shape.length)), shape.length)
+
+
+def _rounded(times: dict[int, float]) -> dict[int, float]:
+    return {size: round(time, 2) for size, time in times.items()}
