@@ -20,6 +20,14 @@ class Limits:
     vocab_size: int
     max_length: int
 
+    def fault(self, request: Request) -> InvalidArgumentError | None:
+        """What is wrong with a request, or None."""
+        try:
+            self.check(request)
+        except InvalidArgumentError as error:
+            return error
+        return None
+
     def check(self, request: Request) -> None:
         """Admit or refuse.
 

@@ -1,27 +1,65 @@
-"""What the engine counts. The server's sink lives in its adapter; this package only names the events."""
+"""What the engine reports. The server's sink lives beside its adapter; this package only names the events."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
-from rose_backend.core import Batch
+from rose_backend.core import Batch, Outcome, Request
+from rose_backend.errors import RoseError
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReport:
+    """A batch that came back.
+
+    Attributes:
+        batch: what ran.
+        seconds: how long the device had it.
+        copy_seconds: of these, how long the vectors took to the host.
+    """
+
+    batch: Batch
+    seconds: float
+    copy_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport:
+    """A request that is answered.
+
+    Attributes:
+        request: what was asked; `packed_at` says when it left the queue.
+        outcome: how it ended.
+        seconds: from its arrival to its answer.
+    """
+
+    request: Request
+    outcome: Outcome
+    seconds: float
 
 
 class MetricsSink(Protocol):
-    """Receives events from the engine's own threads; implementations must be thread-safe and cheap."""
+    """Receives events from several threads; implementations must be thread-safe and cheap."""
 
-    def batch_started(self, batch: Batch) -> None:
-        """A batch went to the engine."""
+    def batch_done(self, report: BatchReport) -> None:
+        """A batch came back from the device."""
 
-    def request_done(self, *, num_sequences: int, seconds: float, failed: bool) -> None:
-        """A request was answered, `seconds` after it arrived."""
+    def request_done(self, report: RequestReport) -> None:
+        """A request was answered."""
+
+    def refused(self, error: RoseError) -> None:
+        """A request was refused before it was queued."""
 
 
 class NullMetrics:
     """Counts nothing; for benchmarks and tests of other parts."""
 
-    def batch_started(self, batch: Batch) -> None:
+    def batch_done(self, report: BatchReport) -> None:
         """Ignore the event."""
 
-    def request_done(self, *, num_sequences: int, seconds: float, failed: bool) -> None:
+    def request_done(self, report: RequestReport) -> None:
+        """Ignore the event."""
+
+    def refused(self, error: RoseError) -> None:
         """Ignore the event."""

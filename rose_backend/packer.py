@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,29 +15,38 @@ from rose_backend.core import Batch, Request, Segment
 class TokenPacker:
     """Takes sequences off the head of a queue until a batch is full.
 
-    A request larger than the budget spreads over several batches; a sequence is never cut. Requests stay in
-    their order: the first sequence that does not fit ends the batch.
+    A request larger than the budget spreads over several batches; a sequence is never cut, and one larger than the
+    budget has a batch to itself. Requests stay in their order: the first sequence that does not fit ends the batch.
 
     Attributes:
-        token_budget: most tokens in a batch; admission guarantees that every sequence fits alone.
+        token_budget: most tokens in a batch of several sequences.
         max_sequences: most sequences in a batch.
     """
 
     token_budget: int
     max_sequences: int
 
-    def take(self, queue: deque[Request]) -> Batch | None:
-        """Remove the next batch from the queue, or return None where there is nothing to do."""
+    def take(
+        self, queue: deque[Request], unwanted: Callable[[Request], bool] = lambda request: request.answered
+    ) -> Batch | None:
+        """Remove the next batch from the queue, or return None where there is nothing to do.
+
+        Args:
+            queue: the first come in front.
+            unwanted: says of a request at the front, before each part of it, that it should leave the queue unpacked;
+                by default if an earlier part failed, so that nobody waits for more.
+        """
         segments: list[Segment] = []
         tokens_left, sequences_left = self.token_budget, self.max_sequences
         while queue:
             request = queue[0]
-            if request.answered:  # an earlier part failed, so nobody waits for the rest
+            if unwanted(request):
                 queue.popleft()
                 continue
             first, count = request.num_packed, self._fitting(request, tokens_left, sequences_left)
-            if count == 0:
+            if count < 1 and segments:
                 break
+            count = max(count, 1)
             segments.append(Segment(request, first, count))
             request.num_packed += count
             if request.num_packed < request.num_sequences:

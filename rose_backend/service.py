@@ -9,25 +9,34 @@ import logging
 import queue
 import threading
 import time
-from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from rose_backend.admission import Limits
-from rose_backend.core import Batch, Float32Array, Request, Segment
+from rose_backend.config import QueueConfig
+from rose_backend.core import Batch, Float32Array, Lane, Outcome, Request, Segment
 from rose_backend.errors import EngineError, RoseError, UnavailableError
-from rose_backend.metrics import MetricsSink
+from rose_backend.lanes import Depth, Dropped, LanedQueue
+from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
+from rose_backend.pacing import Pacer
 from rose_backend.packer import TokenPacker
 
 logger = logging.getLogger(__name__)
 
+_DEFAULTS = QueueConfig()
+_QUIET_SECONDS = 0.1  # without a request, before the engine thread does anything else
 _BATCHES_IN_FLIGHT = 2  # one on the device, one launched behind it
 
 
 class Rows(Protocol):
     """What a step returns: see `LazyTensor`."""
+
+    @property
+    def copy_seconds(self) -> float:
+        """How long the copy to the host took; known once `numpy` has returned."""
 
     def numpy(self) -> Float32Array:
         """Wait for and return `[num_sequences, dim]` float32."""
@@ -39,15 +48,16 @@ class Engine(Protocol):
     def step(self, batch: Batch) -> Rows:
         """Launch one batch."""
 
+    def idle(self) -> bool:
+        """Do a little of what need not be done while requests wait; whether there may be more of it."""
+
 
 @dataclass(frozen=True)
-class _FailedStep:
-    """Takes the place of a step's rows, so that the completer answers failures as it answers everything else."""
+class _Launched:
+    """A batch on its way."""
 
-    error: EngineError
-
-    def numpy(self) -> Float32Array:
-        raise self.error
+    batch: Batch
+    rows: Rows
 
 
 class RoseService:
@@ -61,17 +71,31 @@ class RoseService:
         packer: decides what shares a batch.
         limits: what requests are checked against.
         metrics: told of every batch and answer.
+        config: bounds of the queue.
+        publish: told, under the queue's lock, whenever that changes: what waits, how many of its tokens are bulk, and
+            the tokens a second of the last batches.
     """
 
-    def __init__(self, engine: Engine, packer: TokenPacker, limits: Limits, metrics: MetricsSink) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        packer: TokenPacker,
+        limits: Limits,
+        metrics: MetricsSink,
+        config: QueueConfig = _DEFAULTS,
+        publish: Callable[[Depth, int, float], None] = lambda _depth, _bulk, _rate: None,
+    ) -> None:
         self._engine = engine
-        self._packer = packer
         self._limits = limits
         self._metrics = metrics
-        self._waiting: deque[Request] = deque()
-        self._changed = threading.Condition()
+        self._publish = publish
+        self._queue = LanedQueue(config, packer)
+        self._pacer = Pacer()
+        lock = threading.Lock()
+        self._arrived = threading.Condition(lock)
+        self._packed = threading.Condition(lock)
         self._closing = False
-        self._launched: queue.Queue[tuple[Batch, Rows] | None] = queue.Queue(_BATCHES_IN_FLIGHT)
+        self._launched: queue.Queue[_Launched | Dropped | None] = queue.Queue(_BATCHES_IN_FLIGHT)
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
         self._completer_thread = threading.Thread(target=self._complete_batches, name="rose-completer")
         self._engine_thread.start()
@@ -82,63 +106,130 @@ class RoseService:
 
         Raises:
             InvalidArgumentError: the request breaks a limit; `reply` will not be called.
-            UnavailableError: the service is closing; `reply` will not be called.
+            UnavailableError: the queue is full, or the service is closing; `reply` will not be called.
         """
-        self._limits.check(request)
-        with self._changed:
-            if self._closing:
-                raise UnavailableError("the server is shutting down")
-            self._waiting.append(request)
-            self._changed.notify()
+        [error] = self.submit_all([request])
+        if error is not None:
+            raise error
+
+    def submit_all(self, requests: Sequence[Request]) -> list[RoseError | None]:
+        """Queue requests that came together, so that they can share a batch; one error or none for each."""
+        outcomes: list[RoseError | None] = [self._limits.fault(request) for request in requests]
+        with self._arrived:
+            for index, request in enumerate(requests):
+                if outcomes[index] is None:
+                    outcomes[index] = self._enqueue(request)
+            self._arrived.notify()
+            self._tell()
+        for outcome in outcomes:
+            if outcome is not None:
+                self._metrics.refused(outcome)
+        return outcomes
+
+    def depth(self, lane: Lane | None = None) -> Depth:
+        """What waits in a lane, or in both, not yet in any batch."""
+        with self._arrived:
+            return self._queue.depth(lane)
+
+    def wait_for_progress(self, timeout: float) -> None:
+        """Block until a batch left the queue, or for `timeout` seconds."""
+        with self._packed:
+            self._packed.wait(timeout)
 
     def close(self) -> None:
         """Refuse new requests, answer those accepted, stop both threads."""
-        with self._changed:
+        with self._arrived:
             self._closing = True
-            self._changed.notify()
+            self._arrived.notify()
         self._engine_thread.join()
         self._completer_thread.join()
 
+    def _tell(self) -> None:
+        self._publish(self._queue.depth(), self._queue.depth(Lane.BULK).tokens, self._pacer.tokens_per_second)
+
+    def _enqueue(self, request: Request) -> RoseError | None:
+        if self._closing:
+            return UnavailableError("the server is shutting down")
+        try:
+            self._queue.add(request, self._pacer.tokens_per_second)
+        except UnavailableError as error:
+            return error
+        return None
+
     def _launch_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
-            self._metrics.batch_started(batch)
             self._launch(batch)
         self._launched.put(None)
 
     def _next_batch(self) -> Batch | None:
         """Wait for work; None once the service is closing and the queue is empty."""
-        with self._changed:
-            while (batch := self._packer.take(self._waiting)) is None and not self._closing:
-                self._changed.wait()
-        return batch
+        idling = True
+        while True:
+            with self._arrived:
+                hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
+                batch = None if hold else self._queue.take()
+                dropped = self._queue.take_dropped()
+                if batch is not None or dropped:
+                    self._packed.notify_all()
+                    self._tell()
+                elif self._closing:
+                    return None
+                elif not hold and self._arrived.wait(_QUIET_SECONDS if idling else None):
+                    continue
+            for item in dropped:
+                self._launched.put(item)
+            if batch is not None:
+                return batch
+            if hold:
+                time.sleep(hold)
+            elif not dropped:
+                idling = self._engine.idle()
 
     def _launch(self, batch: Batch) -> None:
+        with self._arrived:
+            self._pacer.launched(batch.num_tokens, time.monotonic())
         try:
             rows = self._engine.step(batch)
         except Exception as cause:  # noqa: BLE001 - whatever a step raises, its requests get an answer
+            with self._arrived:
+                self._pacer.failed()
             self._isolate(batch, cause)
         else:
-            self._launched.put((batch, rows))
+            self._launched.put(_Launched(batch, rows))
 
     def _isolate(self, batch: Batch, cause: Exception) -> None:
         """A step failed: run its requests one by one, so that only the one at fault fails."""
         logger.warning("step failed", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
         if len(batch.segments) == 1:
-            self._launched.put((batch, _FailedStep(EngineError(f"the step failed: {cause!r}"))))
+            request = batch.segments[0].request
+            self._launched.put(Dropped(request, EngineError(f"the step failed: {cause!r}"), Outcome.FAILED))
             return
         for segment in batch.segments:
             self._launch(Batch.of((segment,)))
 
     def _complete_batches(self) -> None:
-        while (launched := self._launched.get()) is not None:
-            batch, rows = launched
-            try:
-                self._hand_out(batch, rows.numpy())
-            except EngineError as error:
-                self._fail(batch, error)
-            except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
-                logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
-                self._fail(batch, EngineError(f"the device failed: {cause!r}"))
+        while (item := self._launched.get()) is not None:
+            if isinstance(item, Dropped):
+                if not item.request.answered:
+                    self._answer(item.request, item.error, item.outcome)
+            else:
+                self._complete(item.batch, item.rows)
+
+    def _complete(self, batch: Batch, rows: Rows) -> None:
+        try:
+            self._hand_out(batch, self._wait_for(batch, rows))
+        except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
+            logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
+            self._fail(batch, EngineError(f"the device failed: {cause!r}"))
+
+    def _wait_for(self, batch: Batch, rows: Rows) -> Float32Array:
+        try:
+            vectors = rows.numpy()
+        finally:
+            with self._arrived:
+                seconds = self._pacer.finished(time.monotonic())
+        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds))
+        return vectors
 
     def _hand_out(self, batch: Batch, vectors: Float32Array) -> None:
         """Put a batch's vectors back in the order of its segments and answer the requests that are whole."""
@@ -152,27 +243,25 @@ class RoseService:
     def _add(self, segment: Segment, vectors: Float32Array) -> None:
         request = segment.request
         if segment.count == request.num_sequences:
-            self._answer(request, vectors)
+            self._answer(request, vectors, Outcome.SERVED)
             return
         if request.rows is None:
             request.rows = np.empty((request.num_sequences, vectors.shape[1]), np.float32)
         request.rows[segment.first : segment.first + segment.count] = vectors
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
-            self._answer(request, request.rows)
+            self._answer(request, request.rows, Outcome.SERVED)
 
     def _fail(self, batch: Batch, error: EngineError) -> None:
         for segment in batch.segments:
             if not segment.request.answered:
-                self._answer(segment.request, error)
+                self._answer(segment.request, error, Outcome.FAILED)
 
-    def _answer(self, request: Request, outcome: Float32Array | RoseError) -> None:
+    def _answer(self, request: Request, answer: Float32Array | RoseError, outcome: Outcome) -> None:
         request.answered = True
-        seconds = time.monotonic() - request.arrived
-        failed = isinstance(outcome, RoseError)
-        self._metrics.request_done(num_sequences=request.num_sequences, seconds=seconds, failed=failed)
+        self._metrics.request_done(RequestReport(request, outcome, time.monotonic() - request.arrived))
         try:
-            request.reply(outcome)
+            request.reply(answer)
         except Exception:
             # The receiver is gone or broken; the completer must live on for everybody else.
             logger.exception("reply failed")

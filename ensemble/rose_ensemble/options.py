@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from rose_backend.errors import InvalidArgumentError
 _FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
 _INPUT_TYPES = ("query", "document")
 _DIRECTIONS = ("right", "left")
+_LANES = ("online", "bulk")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class RequestOptions:
         normalize: scale vectors to unit length; None leaves it to the checkpoint.
         truncate: cut texts longer than the model's limit; otherwise they are an error.
         truncation_direction: the side that is cut, `right` or `left`.
+        lane: `online` or `bulk`, where the request queues; None: by its size.
     """
 
     prompt_name: str | None = None
@@ -34,6 +37,7 @@ class RequestOptions:
     normalize: bool | None = None
     truncate: bool = True
     truncation_direction: str = "right"
+    lane: str | None = None
 
     @classmethod
     def read(cls, parameters: Callable[[], str]) -> RequestOptions:
@@ -50,7 +54,7 @@ class RequestOptions:
         except UnicodeDecodeError as cause:
             wrong = cause.object[cause.start]
             raise InvalidArgumentError(f"parameters are not valid UTF-8: byte 0x{wrong:02x} ({cause.reason})") from None
-        return cls.parse(json.loads(text or "{}"))
+        return _parse_text(text)
 
     @classmethod
     def parse(cls, parameters: Mapping[str, Any]) -> RequestOptions:
@@ -71,11 +75,17 @@ class RequestOptions:
             normalize=_flag(values, "normalize"),
             truncate=_flag(values, "truncate") is not False,
             truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
+            lane=_choice(values, "lane", _LANES),
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:
             raise InvalidArgumentError(f"parameters {named} exclude one another: give one of them")
         return options
+
+
+@functools.lru_cache(maxsize=1024)  # most requests of a server ask for the same things
+def _parse_text(text: str) -> RequestOptions:
+    return RequestOptions.parse(json.loads(text or "{}"))
 
 
 def _text(values: Mapping[str, Any], name: str) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import Template
 
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT
+from rose_ensemble.engine_settings import EngineSettings
 
 # So large that a request with too many rows reaches our own check (TextLimits), whose message names the field.
 _MAX_BATCH_SIZE = 2**20
@@ -62,13 +63,15 @@ input [
 output [
   { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "ROWS" data_type: TYPE_INT32 dims: [ 2 ] },
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 # No queue delay: whatever waits goes in one call, and nothing waits for company.
 dynamic_batching { max_queue_delay_microseconds: 0 }
 instance_group [ { kind: KIND_CPU count: $tokenizers } ]
 parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
+parameters { key: "engine_model" value { string_value: "$rose" } }
+parameters { key: "engines" value { string_value: "$engines" } }
 """)
 
 _ROSE = Template("""\
@@ -79,13 +82,14 @@ max_batch_size: $max_batch_size
 input [
   { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
   { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "ROWS" data_type: TYPE_INT32 dims: [ 2 ] }
+  { name: "ROWS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }
 ]
 output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
 dynamic_batching { max_queue_delay_microseconds: 0 }
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
 instance_group [ $groups ]
 parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
+$settings
 """)
 
 
@@ -98,12 +102,14 @@ class Pipeline:
         checkpoint: absolute path of a folder, or `DEFAULT_CHECKPOINT`.
         devices: one engine each: `auto`, `cpu`, `cuda:0`, ...
         tokenizers: processes that tokenize.
+        engine: what each engine is told.
     """
 
     name: str = "embed"
     checkpoint: str = DEFAULT_CHECKPOINT
     devices: tuple[str, ...] = ("auto",)
     tokenizers: int = 1
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     @property
     def tokenize_name(self) -> str:
@@ -132,6 +138,11 @@ class Pipeline:
             "checkpoint": self.checkpoint.replace("\\", "\\\\").replace('"', '\\"'),
             "tokenizers": self.tokenizers,
             "groups": groups,
+            "engines": len(self.devices),
+            "settings": "\n".join(
+                f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+                for key, value in self.engine.to_parameters().items()
+            ),
             "max_batch_size": _MAX_BATCH_SIZE,
         }
         return {
@@ -139,6 +150,11 @@ class Pipeline:
             self.tokenize_name: _TOKENIZE.substitute(values),
             self.rose_name: _ROSE.substitute(values),
         }
+
+
+def index_of_instance(instance_name: str) -> int:
+    """Which of the model's engines an instance is, from 0; the name is as for `device_of_instance`."""
+    return int(instance_name.split("-", 2)[1])
 
 
 def device_of_instance(instance_name: str) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
+from rose_ensemble.engine_settings import EngineSettings
 from rose_ensemble.pipeline import Pipeline
 
 _RECORD = "pipeline.json"
@@ -92,8 +93,9 @@ class Repository:
 def _load(record: Path) -> Pipeline:
     try:
         values = json.loads(record.read_text())
-        return Pipeline(**{**values, "devices": tuple(values["devices"])})
-    except (ValueError, TypeError, KeyError) as cause:
+        engine = EngineSettings(**values.get("engine", {}))
+        return Pipeline(**{**values, "devices": tuple(values["devices"]), "engine": engine})
+    except (ValueError, TypeError, KeyError, AttributeError) as cause:
         raise CheckpointError(f"{record} is not a pipeline this version wrote: {cause!r}; remove its folder") from cause
 
 

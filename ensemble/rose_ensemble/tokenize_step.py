@@ -24,11 +24,13 @@ class TokenizeInput:
         content: its texts, row by row, or its token ids.
         shape: the client's `[b, n]`.
         options: its parameters.
+        arrived: see `arrival_stamp`.
     """
 
     content: list[str] | TokenInput
     shape: tuple[int, int]
     options: RequestOptions
+    arrived: int
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class TokenizeOutput:
     Attributes:
         input_ids: `[1, total_tokens]` int32.
         lengths: `[1, num_sequences]` int32, tokens after truncation.
-        rows: `[1, 2]` int32, the client's b and n.
+        rows: `[1, 3]` int32: the client's b and n, and when the request arrived.
         token_count: `[b, n]` int32, the same as `lengths`.
     """
 
@@ -102,7 +104,7 @@ class TokenizeStep:
         return TokenizeOutput(
             input_ids=tokens.ids[None],
             lengths=tokens.lengths[None],
-            rows=np.array([request.shape], np.int32),
+            rows=np.array([(*request.shape, request.arrived)], np.int32),
             token_count=tokens.lengths.reshape(request.shape),
         )
 

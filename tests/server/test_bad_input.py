@@ -70,11 +70,11 @@ def test_bad_request_over_http(raw_http: RawHttp, case: str) -> None:
 
 
 def test_twenty_good_requests_after_a_poisonous_one(raw_grpc: RawGrpc, oracle: Oracle, counters: Counters) -> None:
-    failed = counters.read("rose_failed_requests_total")
+    failed = counters.read("rose_requests_total", outcome="failed")
     raw_grpc.refusal([text_tensor([b"\xff"], [1, 1])])
     for _ in range(20):
         assert_close(raw_grpc.infer([_TEA])["EMBEDDING"][0, 0], oracle.vector("tea"))
-    assert counters.read("rose_failed_requests_total") == failed  # it never reached the engine
+    assert counters.read("rose_requests_total", outcome="failed") == failed  # it never reached the engine
 
 
 @pytest.mark.parametrize(

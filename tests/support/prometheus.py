@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 import urllib.request
+
+from rose_ensemble.metrics import FLUSH_SECONDS
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -21,6 +24,7 @@ class Counters:
         Raises:
             KeyError: the page has no such sample.
         """
+        time.sleep(2 * FLUSH_SECONDS)  # counts are handed on a few times a second
         with urllib.request.urlopen(self._url, timeout=10) as answer:
             page = answer.read().decode()
         samples = [

@@ -18,6 +18,8 @@ from rose_backend.service import RoseService, Rows
 class MadeUp:
     """A step's rows: whatever it is told to return."""
 
+    copy_seconds = 0.0
+
     def __init__(self, rows: Callable[[], Float32Array]) -> None:
         self.numpy = rows
 
@@ -27,6 +29,9 @@ class MadeUpEngine:
 
     def __init__(self, step: Callable[[Batch], Rows]) -> None:
         self.step = step
+
+    def idle(self) -> bool:
+        return False
 
 
 def _run(step: Callable[[Batch], Rows], *ids: list[int], max_sequences: int = 8) -> list[tuple[str, object]]:

@@ -58,6 +58,12 @@ def test_a_sequence_as_long_as_the_budget_goes_alone() -> None:
     assert pack(TokenPacker(8, 8), request_with_lengths(8, 8)) == [[(0, 0, 1)], [(0, 1, 1)]]
 
 
+def test_a_sequence_longer_than_the_budget_has_a_batch_to_itself() -> None:
+    requests = request_with_lengths(2, 9), request_with_lengths(9), request_with_lengths(3)
+    expected = [[(0, 0, 1)], [(0, 1, 1)], [(1, 0, 1)], [(2, 0, 1)]]
+    assert pack(TokenPacker(8, 8), *requests) == expected
+
+
 def test_tokens_left_counts_down() -> None:
     request = request_with_lengths(4, 4, 3)
     packer, queue = TokenPacker(8, 8), deque([request])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 from rose_backend.admission import Limits
-from rose_backend.config import EngineConfig
-from rose_backend.core import Batch, Float32Array
+from rose_backend.config import EngineConfig, QueueConfig
+from rose_backend.core import Batch, Float32Array, Outcome
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import EngineError, InvalidArgumentError, RoseError, UnavailableError
+from rose_backend.lanes import Depth
+from rose_backend.metrics import BatchReport, RequestReport
 from rose_backend.packer import TokenPacker
 from rose_backend.service import RoseService, Rows
 from rose_ensemble.checkpoint import read_checkpoint
@@ -24,12 +27,15 @@ from tests.unit.builders import Answers, request_of
 
 Alone = Callable[[list[int]], Float32Array]
 
+DEFAULTS = QueueConfig()
 POISON = 666
 GOOD = [[101, 5572, 102], [101, 8962, 2003, 102], [101, 102], [101, 2023, 2003, 1037, 3231, 102]]
 
 
 class LostRows:
     """A step's result on a device that failed meanwhile."""
+
+    copy_seconds = 0.0
 
     def numpy(self) -> Float32Array:
         raise RuntimeError("device lost")
@@ -45,7 +51,8 @@ class FaultyEngine:
 
     def __init__(self, engine: RoseEngine, fault: Callable[[Batch], Rows | None]) -> None:
         self._engine = engine
-        self._fault = fault
+        self.fault = fault
+        self.idle = engine.idle
         self.go = threading.Event()
         self.entered = threading.Event()
         self.batches: list[Batch] = []
@@ -54,7 +61,7 @@ class FaultyEngine:
         self.entered.set()
         assert self.go.wait(30)
         self.batches.append(batch)
-        return self._fault(batch) or self._engine.step(batch)
+        return self.fault(batch) or self._engine.step(batch)
 
 
 class Recorder:
@@ -64,23 +71,31 @@ class Recorder:
         self.batches: list[Batch] = []
         self.done: list[tuple[int, bool]] = []
         self.seconds: list[float] = []
+        self.outcomes: list[Outcome] = []
+        self.refusals: list[RoseError] = []
 
-    def batch_started(self, batch: Batch) -> None:
-        self.batches.append(batch)
+    def batch_done(self, report: BatchReport) -> None:
+        self.batches.append(report.batch)
 
-    def request_done(self, *, num_sequences: int, seconds: float, failed: bool) -> None:
-        self.done.append((num_sequences, failed))
-        self.seconds.append(seconds)
+    def request_done(self, report: RequestReport) -> None:
+        self.done.append((report.request.num_sequences, report.outcome is not Outcome.SERVED))
+        self.outcomes.append(report.outcome)
+        self.seconds.append(report.seconds)
+
+    def refused(self, error: RoseError) -> None:
+        self.refusals.append(error)
 
 
 class Running:
     """A service and what surrounds it; `hold` is a first request that keeps the engine busy while others queue."""
 
-    def __init__(self, engine: RoseEngine, fault: Callable[[Batch], Rows | None], budget: int, most: int) -> None:
+    def __init__(
+        self, engine: RoseEngine, fault: Callable[[Batch], Rows | None], budget: int, most: int, config: QueueConfig
+    ) -> None:
         self.engine = FaultyEngine(engine, fault)
         self.metrics = Recorder()
         limits = Limits(engine.vocab_size, engine.config.max_length)
-        self.service = RoseService(self.engine, TokenPacker(budget, most), limits, self.metrics)
+        self.service = RoseService(self.engine, TokenPacker(budget, most), limits, self.metrics, config)
         self.hold = self.submit([[101, 102]])
         assert self.engine.entered.wait(30)
 
@@ -114,10 +129,14 @@ def nothing_wrong(_: Batch) -> None:
 
 @contextmanager
 def running(
-    engine: RoseEngine, fault: Callable[[Batch], Rows | None] = nothing_wrong, budget: int = 256, most: int = 64
+    engine: RoseEngine,
+    fault: Callable[[Batch], Rows | None] = nothing_wrong,
+    budget: int = 256,
+    most: int = 64,
+    config: QueueConfig = DEFAULTS,
 ) -> Iterator[Running]:
     """Yields with the engine held back; everything is answered and both threads are gone after it."""
-    state = Running(engine, fault, budget, most)
+    state = Running(engine, fault, budget, most, config)
     try:
         yield state
     finally:
@@ -270,9 +289,87 @@ def test_metrics_see_batches_and_answers(engine: RoseEngine) -> None:
         state.submit(GOOD[:3])
         state.submit([[101, POISON, 102], [101, 102]])
         state.engine.go.set()
-    assert [batch.num_sequences for batch in state.metrics.batches] == [1, 5]
+    assert [batch.num_sequences for batch in state.metrics.batches] == [1, 3]  # the failed step never came back
     assert sorted(state.metrics.done) == [(1, False), (2, True), (3, False)]
     assert all(seconds >= 0 for seconds in state.metrics.seconds)
+
+
+def test_expired_and_cancelled_requests_never_reach_the_engine(engine: RoseEngine) -> None:
+    late, gone, good = request_of([GOOD[0]], Answers()), request_of([GOOD[1]], Answers()), request_of([GOOD[2]])
+    late.deadline = time.monotonic() - 1.0
+    gone.arrived, gone.is_cancelled = time.monotonic() - 1.0, lambda: True
+    with running(engine) as state:
+        for request in (late, gone, good):
+            state.service.submit(request)
+        state.engine.go.set()
+        for request, part in ((late, "expired"), (gone, "cancelled")):
+            assert isinstance(request.reply, Answers)
+            error = request.reply.wait()
+            assert isinstance(error, UnavailableError)
+            assert part in str(error)
+    assert [batch.num_sequences for batch in state.metrics.batches] == [1, 1]
+    assert [outcome for outcome in state.metrics.outcomes if outcome is not Outcome.SERVED] == [
+        Outcome.EXPIRED,
+        Outcome.CANCELLED,
+    ]
+
+
+def test_a_request_that_expires_half_way_is_dropped_and_answered_once(engine: RoseEngine) -> None:
+    request = request_of([GOOD[0]] * 6, Answers())
+    with running(engine, budget=len(GOOD[0]), most=1) as state:
+
+        def expire(batch: Batch) -> None:
+            if batch.segments[0].request is request and batch.segments[0].first == 2:
+                request.deadline = time.monotonic() - 1.0
+
+        state.engine.fault = expire
+        state.service.submit(request)
+        state.engine.go.set()
+        assert isinstance(request.reply, Answers)
+        assert isinstance(request.reply.wait(), UnavailableError)
+    assert request.num_packed == 3
+    assert len(request.reply.outcomes) == 1
+    assert state.service.depth() == Depth(0, 0)
+
+
+def test_a_full_queue_refuses_and_says_so(engine: RoseEngine) -> None:
+    config = QueueConfig(max_tokens=2 * len(GOOD[0]), max_requests=3)
+    with running(engine, config=config) as state:
+        first, second = state.submit([GOOD[0]]), state.submit([GOOD[0]])
+        with pytest.raises(UnavailableError, match=rf"{config.max_tokens} of {config.max_tokens} tokens and 2 of 3"):
+            state.submit([GOOD[0]])
+        state.engine.go.set()
+        for answers in (first, second):
+            answers.vectors()
+        state.submit([GOOD[0]]).vectors()  # there is room again
+    assert len(state.metrics.refusals) == 1
+
+
+def test_a_small_request_overtakes_a_large_one(engine: RoseEngine) -> None:
+    """One batch of the large request is packed when the small one comes; the small one is next."""
+    large = request_of([GOOD[0]] * 40, Answers())
+    with running(engine, budget=4 * len(GOOD[0]), most=4) as state:
+        state.service.submit(large)
+        small = state.submit([GOOD[1]])
+        state.engine.go.set()
+        small.vectors()
+        assert isinstance(large.reply, Answers)
+        assert large.reply.vectors().shape[0] == 40
+    places = [index for index, batch in enumerate(state.metrics.batches) if batch.segments[0].request is not large]
+    assert places[0] == 0  # what held the engine
+    assert places[1] <= 2
+    assert len(state.metrics.batches) == 12
+
+
+def test_without_lanes_a_small_request_waits_its_turn(engine: RoseEngine) -> None:
+    large = request_of([GOOD[0]] * 40, Answers())
+    with running(engine, budget=4 * len(GOOD[0]), most=4, config=QueueConfig(lanes=False)) as state:
+        state.service.submit(large)
+        small = state.submit([GOOD[1]])
+        state.engine.go.set()
+        small.vectors()
+    assert state.metrics.batches[-1].segments[-1].request is not large
+    assert all(batch.segments[0].request is large for batch in state.metrics.batches[1:-1])
 
 
 def test_many_submitters_each_get_their_own(engine: RoseEngine, alone: Alone) -> None:

@@ -25,13 +25,13 @@ def step(minilm: Path) -> TokenizeStep:
 
 
 def texts(*content: str, shape: tuple[int, int] | None = None, **options: object) -> TokenizeInput:
-    return TokenizeInput(list(content), shape or (1, len(content)), RequestOptions(**options))
+    return TokenizeInput(list(content), shape or (1, len(content)), RequestOptions(**options), 7)
 
 
 def token_ids(*sequences: list[int], **options: object) -> TokenizeInput:
     ids = np.array([token for sequence in sequences for token in sequence], np.int32)
     lengths = np.array([len(sequence) for sequence in sequences], np.int32)
-    return TokenizeInput(TokenInput(ids, lengths), (1, len(sequences)), RequestOptions(**options))
+    return TokenizeInput(TokenInput(ids, lengths), (1, len(sequences)), RequestOptions(**options), 7)
 
 
 def run_one(step: TokenizeStep, request: TokenizeInput) -> TokenizeOutput:
@@ -50,7 +50,7 @@ def test_texts_become_ragged_ids(step: TokenizeStep) -> None:
     output = run_one(step, texts("tea", "", "tea pot", shape=(3, 1)))
     assert output.input_ids.tolist() == [[101, TEA, 102, 101, 102, 101, TEA, POT, 102]]
     assert output.lengths.tolist() == [[3, 2, 4]]
-    assert output.rows.tolist() == [[3, 1]]
+    assert output.rows.tolist() == [[3, 1, 7]]
     assert output.token_count.tolist() == [[3], [2], [4]]
     assert {array.dtype for array in (output.input_ids, output.lengths, output.rows)} == {np.dtype(np.int32)}
 

@@ -64,7 +64,7 @@ def test_texts_that_cannot_be_tokenized_fail_alone(minilm: Path, tmp_path: Path)
     write_json(tmp_path / "tokenizer.json", values)
     step = TokenizeStep(dataclasses.replace(read_checkpoint(minilm), folder=tmp_path), TextLimits())
     requests = (["tea"], ["tea", "\u2603"], ["pot"])
-    good, poisoned, other = step.run([TokenizeInput(texts, (1, len(texts)), RequestOptions()) for texts in requests])
+    good, poisoned, other = step.run([TokenizeInput(texts, (1, len(texts)), RequestOptions(), 0) for texts in requests])
     assert isinstance(poisoned, InvalidArgumentError)
     assert "TEXT cannot be tokenized" in str(poisoned)
     for output, ids in ((good, TEA_IDS), (other, POT_IDS)):

@@ -61,7 +61,7 @@ def _make(
 
 def _serve(checkpoint: Checkpoint, texts: list[str], options: RequestOptions) -> npt.NDArray[np.float32]:
     step = TokenizeStep(checkpoint, TextLimits())
-    [tokens] = step.run([TokenizeInput(texts, (1, len(texts)), options)])
+    [tokens] = step.run([TokenizeInput(texts, (1, len(texts)), options, 0)])
     assert isinstance(tokens, TokenizeOutput)
     sequences = np.split(tokens.input_ids[0], np.cumsum(tokens.lengths[0])[:-1])
     request = request_of([ids.tolist() for ids in sequences], normalize=checkpoint.head.normalize)

@@ -1,15 +1,22 @@
 """Triton adapter of the tokenize step: tensors in, `TokenizeStep`, tensors out."""
 
 import json
+import os
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from rose_backend.errors import InvalidArgumentError, RoseError
+from rose_backend.errors import InvalidArgumentError, RoseError, UnavailableError
+from rose_backend.queue_board import QueueBoard, board_path
+from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
+from rose_ensemble.metrics import MetricsBook
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.texts import TextLimits, decode_texts, read_token_input
+from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 
 
@@ -18,16 +25,33 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
-        parameters = json.loads(args["model_config"])["parameters"]
-        checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]["string_value"]))
+        config = json.loads(args["model_config"])["parameters"]
+        parameters = {key: value["string_value"] for key, value in config.items()}
+        checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
         self._step = TokenizeStep(checkpoint, TextLimits())
+        self._board = QueueBoard(board_path(os.getppid(), parameters["engine_model"]), int(parameters["engines"]))
+        labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
+        self._book = MetricsBook(_sample_maker(), labels)
+        self._metrics = TokenizeMetrics(self._book)
+        self._book.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with its tokens or its own error."""
+        began = time.perf_counter()
+        refusal = self._board.refusal()
+        if refusal is not None:  # every engine is full: say so before any work is done
+            self._metrics.refused(len(requests))
+            return [_response(UnavailableError(refusal)) for _ in requests]
         prepared = [self._read(request) for request in requests]
         good = [item for item in prepared if isinstance(item, TokenizeInput)]
         outcomes = iter(self._step.run(good))
-        return [_response(next(outcomes) if isinstance(item, TokenizeInput) else item) for item in prepared]
+        answers = [_response(next(outcomes) if isinstance(item, TokenizeInput) else item) for item in prepared]
+        self._metrics.done(good, time.perf_counter() - began)
+        return answers
+
+    def finalize(self) -> None:
+        """Hand on the last counts."""
+        self._book.stop()
 
     def _read(self, request: Any) -> TokenizeInput | RoseError:
         try:
@@ -38,11 +62,11 @@ class TritonPythonModel:
             limits = self._step.limits
             if text is not None and ids is None and lengths is None:
                 texts = text.as_numpy()
-                return TokenizeInput(decode_texts(texts, limits), texts.shape, options)
+                return TokenizeInput(decode_texts(texts, limits), texts.shape, options, arrival_stamp())
             if text is None and ids is not None and lengths is not None:
                 counts = lengths.as_numpy()
                 content = read_token_input(ids.as_numpy(), counts, self._step.checkpoint.vocab_size, limits)
-                return TokenizeInput(content, counts.shape, options)
+                return TokenizeInput(content, counts.shape, options, arrival_stamp())
         except RoseError as error:
             return error
         return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS")
@@ -60,3 +84,15 @@ def _response(outcome: TokenizeOutput | RoseError) -> Any:
             pb_utils.Tensor("TOKEN_COUNT", outcome.token_count),
         ]
     )
+
+
+def _sample_maker() -> Any:
+    """Makes the server's metrics; families are kept, since one that is collected takes its metrics with it."""
+    families: dict[str, Any] = {}
+
+    def make(name: str, description: str, kind: str, labels: Mapping[str, str]) -> Any:  # noqa: ARG001 (all count)
+        if name not in families:
+            families[name] = pb_utils.MetricFamily(name, description, pb_utils.MetricFamily.COUNTER)
+        return families[name].Metric(labels=dict(labels))
+
+    return make

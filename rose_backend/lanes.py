@@ -1,0 +1,148 @@
+"""The queue in front of the packer: two lanes that take turns, bounded together, and what leaves it unpacked."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rose_backend.config import QueueConfig
+from rose_backend.core import Batch, Lane, Outcome, Request
+from rose_backend.errors import RoseError, UnavailableError
+from rose_backend.packer import TokenPacker
+
+_BULK_SEQUENCES = 32
+_PATIENT_SECONDS = 0.005  # asking whether a sender has gone costs a message; not worth it for what hardly waited
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A request that left the queue unpacked, and what its sender is told if it still listens."""
+
+    request: Request
+    error: RoseError
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How full a queue is: what waits, not yet in any batch."""
+
+    tokens: int
+    requests: int
+
+
+@dataclass
+class LanedQueue:
+    """Requests by lane. Not thread-safe: the service locks around it.
+
+    Small requests go to the online lane, and large ones, which would hold them up, to the bulk lane. While both wait
+    they take turns, a batch each: an online request waits for one bulk batch at most, and bulk work never starves.
+
+    Attributes:
+        config: bounds, and whether there are lanes at all.
+        packer: makes batches.
+        clock: `time.monotonic`.
+    """
+
+    config: QueueConfig
+    packer: TokenPacker
+    clock: Callable[[], float] = time.monotonic
+    _waiting: dict[Lane, deque[Request]] = field(init=False)
+    _tokens: dict[Lane, int] = field(init=False)
+    _dropped: list[Dropped] = field(default_factory=list, init=False)
+    _last: Lane = field(default=Lane.BULK, init=False)
+
+    def __post_init__(self) -> None:
+        self._waiting = {lane: deque() for lane in Lane}
+        self._tokens = dict.fromkeys(Lane, 0)
+
+    def add(self, request: Request, tokens_per_second: float) -> Lane:
+        """Queue a request in its lane.
+
+        Args:
+            request: checked already.
+            tokens_per_second: what the device does now, for the hint in the refusal; 0 if not known.
+
+        Raises:
+            UnavailableError: the queue is full; says how full and when to come back.
+        """
+        depth, config = self.depth(), self.config
+        # A request larger than the whole queue is taken when nothing else waits.
+        too_many_tokens = depth.tokens and depth.tokens + request.num_tokens > config.max_tokens
+        if too_many_tokens or depth.requests >= config.max_requests:
+            raise UnavailableError(full_message(depth, config, tokens_per_second))
+        lane = self._lane_of(request)
+        self._waiting[lane].append(request)
+        self._tokens[lane] += request.num_tokens
+        return lane
+
+    def take(self) -> Batch | None:
+        """The next batch, from the lane whose turn it is; None where nothing waits."""
+        lanes = (self._other(self._last), self._last)
+        for lane in lanes:
+            batch = self.packer.take(self._waiting[lane], self._unwanted)
+            if batch is not None:
+                self._tokens[lane] -= batch.num_tokens
+                self._last = lane
+                now = self.clock()
+                for segment in batch.segments:
+                    if segment.request.packed_at is None:
+                        segment.request.packed_at = now
+                return batch
+        return None
+
+    def take_dropped(self) -> list[Dropped]:
+        """What left the queue unpacked since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def depth(self, lane: Lane | None = None) -> Depth:
+        """What waits in a lane, or in both."""
+        lanes = Lane if lane is None else (lane,)
+        return Depth(sum(self._tokens[each] for each in lanes), sum(len(self._waiting[each]) for each in lanes))
+
+    def _lane_of(self, request: Request) -> Lane:
+        if not self.config.lanes:
+            request.lane = Lane.ONLINE
+        elif request.lane is None:
+            large = request.num_sequences > _BULK_SEQUENCES or request.num_tokens > self.packer.token_budget
+            request.lane = Lane.BULK if large else Lane.ONLINE
+        return request.lane
+
+    @staticmethod
+    def _other(lane: Lane) -> Lane:
+        return Lane.ONLINE if lane is Lane.BULK else Lane.BULK
+
+    def _unwanted(self, request: Request) -> bool:
+        """Whether nobody waits for the rest of a request any more."""
+        now = self.clock()
+        if request.answered:  # an earlier part failed
+            pass
+        elif request.deadline is not None and now > request.deadline:
+            waited = (now - request.arrived) * 1e3
+            error = UnavailableError(
+                f"the request's timeout expired while it was queued, {waited:.0f} ms after it came"
+            )
+            self._dropped.append(Dropped(request, error, Outcome.EXPIRED))
+        elif request.is_cancelled is not None and now > request.arrived + _PATIENT_SECONDS and request.is_cancelled():
+            error = UnavailableError("the request was cancelled while it was queued")
+            self._dropped.append(Dropped(request, error, Outcome.CANCELLED))
+        else:
+            return False
+        assert request.lane is not None
+        self._tokens[request.lane] -= request.tokens_left
+        return True
+
+
+def full_message(depth: Depth, config: QueueConfig, tokens_per_second: float) -> str:
+    """What a refused sender is told."""
+    text = (
+        f"the queue is full: {depth.tokens} of {config.max_tokens} tokens "
+        f"and {depth.requests} of {config.max_requests} requests wait"
+    )
+    if tokens_per_second <= 0:
+        return text
+    # Half the queue: by then there is room again, and senders do not all wait for an empty one.
+    return f"{text}; retry after {max(1, round(depth.tokens / 2 / tokens_per_second * 1e3))} ms"

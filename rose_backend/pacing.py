@@ -1,0 +1,64 @@
+"""When to launch the next batch: as late as keeps the device busy, so that whatever comes meanwhile can ride in it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+_LEAD_SECONDS = 1.5e-3  # packing, launching, and how late a thread may wake
+_LEAD_SHARE = 0.1
+_MEMORY = 0.2  # weight of the newest time in the moving average
+
+
+@dataclass(frozen=True)
+class _Launched:
+    at: float
+    tokens: int
+
+
+@dataclass
+class Pacer:
+    """Learns how long batches take, by powers of two of their tokens. All times are `time.monotonic()` seconds.
+
+    Not thread-safe: the service locks around it.
+    """
+
+    _under_way: deque[_Launched] = field(default_factory=deque, init=False)
+    _seconds_per_token: dict[int, float] = field(default_factory=dict, init=False)
+    _free_since: float = field(default=0.0, init=False)
+    tokens_per_second: float = field(default=0.0, init=False)
+    """Of the batches that ran last."""
+
+    def launched(self, tokens: int, now: float) -> None:
+        """A batch is about to go to the device."""
+        self._under_way.append(_Launched(now, tokens))
+
+    def failed(self) -> None:
+        """The batch named last never got to the device."""
+        self._under_way.pop()
+
+    def finished(self, now: float) -> float:
+        """The first batch under way is done; returns the seconds the device had it."""
+        batch = self._under_way.popleft()
+        seconds = max(now - max(batch.at, self._free_since), 1e-6)
+        self._free_since = now
+        size = batch.tokens.bit_length()
+        known = self._seconds_per_token.get(size)
+        latest = seconds / batch.tokens
+        self._seconds_per_token[size] = latest if known is None else known + _MEMORY * (latest - known)
+        rate = batch.tokens / seconds
+        self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
+        return seconds
+
+    def hold(self, now: float) -> float:
+        """Seconds to wait before the next launch; 0: launch now."""
+        if not self._under_way:
+            return 0.0
+        began = max(self._under_way[0].at, self._free_since)
+        expected = sum(self._expected(batch.tokens) for batch in self._under_way)
+        lead = _LEAD_SECONDS + _LEAD_SHARE * self._expected(self._under_way[-1].tokens)
+        return max(0.0, began + expected - now - lead)
+
+    def _expected(self, tokens: int) -> float:
+        """0 for a size that was not seen yet: then nothing is held back."""
+        return tokens * self._seconds_per_token.get(tokens.bit_length(), 0.0)

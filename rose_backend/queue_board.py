@@ -1,0 +1,121 @@
+"""How full each engine's queue is, where the other processes of a server can read it: a small shared file.
+
+The tokenizing processes refuse work that the engines would refuse, before they do any of it, and an engine learns
+whether another has room. What is read may be a moment old, so the engine's own check remains the one that counts.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose_backend.config import QueueConfig
+from rose_backend.lanes import Depth, full_message
+
+_SLOT = struct.Struct("<dqqqqqd")  # written at, tokens, requests, their limits, bulk tokens, tokens a second
+_STALE_SECONDS = 5.0  # an engine that wrote nothing for so long is idle, or gone
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One engine's line.
+
+    Attributes:
+        written: `time.monotonic()` seconds.
+        depth: what waits.
+        config: its bounds; lanes are not told.
+        bulk_tokens: of the tokens that wait, those in the bulk lane.
+        tokens_per_second: of its last batches; 0: not known.
+    """
+
+    written: float
+    depth: Depth
+    config: QueueConfig
+    bulk_tokens: int
+    tokens_per_second: float
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request of any size would be refused."""
+        return self.depth.tokens >= self.config.max_tokens or self.depth.requests >= self.config.max_requests
+
+
+def board_path(server_pid: int, model: str) -> Path:
+    """The file of one engine model in one server, in shared memory where there is some."""
+    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())  # noqa: S108
+    return folder / f"rose-{os.getuid()}-{server_pid}-{model}.queue"
+
+
+class QueueBoard:
+    """The file, mapped. One writer a slot; readers may see a slot half a moment old, never torn in a way that harms.
+
+    Args:
+        path: made, with room for `num_slots`, by whoever comes first.
+        num_slots: engines of the model.
+        clock: `time.monotonic`, which all processes of a machine share.
+    """
+
+    def __init__(self, path: Path, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._clock = clock
+        size = num_slots * _SLOT.size
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(handle, max(size, os.fstat(handle).st_size))
+            self._map = mmap.mmap(handle, size)
+        finally:
+            os.close(handle)
+        self.num_slots = num_slots
+
+    def write(self, index: int, depth: Depth, config: QueueConfig, bulk_tokens: int, tokens_per_second: float) -> None:
+        """Tell how full engine `index` is."""
+        _SLOT.pack_into(
+            self._map, index * _SLOT.size,
+            self._clock(), depth.tokens, depth.requests, config.max_tokens, config.max_requests, bulk_tokens,
+            tokens_per_second,
+        )  # fmt: skip
+
+    def read(self) -> list[Slot]:
+        """Every engine that wrote within the last few seconds."""
+        oldest = self._clock() - _STALE_SECONDS
+        slots = []
+        for index in range(self.num_slots):
+            written, tokens, requests, max_tokens, max_requests, bulk, rate = _SLOT.unpack_from(
+                self._map, index * _SLOT.size
+            )
+            if written >= oldest and max_tokens > 0:
+                config = QueueConfig(max_tokens, max_requests)
+                slots.append(Slot(written, Depth(tokens, requests), config, bulk, rate))
+        return slots
+
+    def refusal(self) -> str | None:
+        """What to tell a sender if every engine is full; None: there is room, or nobody knows."""
+        slots = self.read()
+        if len(slots) < self.num_slots or not all(slot.is_full for slot in slots):
+            return None
+        emptiest = min(slots, key=lambda slot: slot.depth.tokens)
+        return full_message(emptiest.depth, emptiest.config, emptiest.tokens_per_second)
+
+    def another_has_room(self, index: int, bulk_tokens: int) -> bool:
+        """Whether an engine other than `index` has fewer than `bulk_tokens` tokens of bulk work waiting.
+
+        One that is silent is idle: it has room.
+        """
+        oldest = self._clock() - _STALE_SECONDS
+        for other in range(self.num_slots):
+            written, _, _, _, _, bulk, _ = _SLOT.unpack_from(self._map, other * _SLOT.size)
+            if other != index and (written < oldest or bulk < bulk_tokens):
+                return True
+        return False
+
+    def close(self, *, remove: bool = False) -> None:
+        """Unmap the file and, if asked, remove it."""
+        self._map.close()
+        if remove:
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""Lanes by hand: who goes where, whose turn it is, what is refused and what leaves unpacked."""
+
+from __future__ import annotations
+
+import pytest
+
+from rose_backend.config import QueueConfig
+from rose_backend.core import Lane, Outcome, Request
+from rose_backend.errors import UnavailableError
+from rose_backend.lanes import Depth, LanedQueue
+from rose_backend.packer import TokenPacker
+from tests.unit.builders import request_with_lengths
+
+DEFAULTS = QueueConfig()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue_of(config: QueueConfig = DEFAULTS, budget: int = 8, clock: Clock | None = None) -> LanedQueue:
+    return LanedQueue(config, TokenPacker(budget, 100), clock or Clock())
+
+
+def request(*lengths: int, lane: Lane | None = None) -> Request:
+    made = request_with_lengths(*lengths)
+    made.arrived, made.lane = 0.0, lane
+    return made
+
+
+def served(queue: LanedQueue) -> list[list[Request]]:
+    batches = []
+    while (batch := queue.take()) is not None:
+        batches.append([segment.request for segment in batch.segments])
+    return batches
+
+
+@pytest.mark.parametrize(
+    ("made", "lane"),
+    [
+        (request(8), Lane.ONLINE),
+        (request(5, 4), Lane.BULK),  # more than one batch
+        (request(*[1] * 33), Lane.BULK),  # many sequences
+        (request(1, lane=Lane.BULK), Lane.BULK),  # as the sender says
+        (request(5, 4, lane=Lane.ONLINE), Lane.ONLINE),
+    ],
+)
+def test_lane_by_size_or_wish(made: Request, lane: Lane) -> None:
+    assert queue_of().add(made, 0.0) is lane
+
+
+def test_lanes_take_turns_and_the_first_is_online() -> None:
+    queue = queue_of()
+    bulk, one, two, three = request(*[4] * 6), request(6), request(6), request(6)
+    for made in (bulk, one, two, three):
+        queue.add(made, 0.0)
+    assert served(queue) == [[one], [bulk], [two], [bulk], [three], [bulk]]
+
+
+def test_a_lane_alone_has_every_turn() -> None:
+    queue = queue_of()
+    one, two = request(6), request(6)
+    for made in (one, two):
+        queue.add(made, 0.0)
+    assert served(queue) == [[one], [two]]
+    bulk = request(*[4] * 4)
+    queue.add(bulk, 0.0)
+    assert served(queue) == [[bulk], [bulk]]
+
+
+def test_without_lanes_all_is_first_come_first_served() -> None:
+    queue = queue_of(QueueConfig(lanes=False))
+    bulk, one = request(*[4] * 3, lane=Lane.BULK), request(4)
+    for made in (bulk, one):
+        queue.add(made, 0.0)
+    assert served(queue) == [[bulk], [bulk, one]]
+
+
+def test_depth_counts_what_is_not_packed() -> None:
+    queue = queue_of()
+    queue.add(request(*[4] * 4), 0.0)
+    queue.add(request(3), 0.0)
+    assert queue.depth() == Depth(19, 2)
+    assert (queue.depth(Lane.BULK), queue.depth(Lane.ONLINE)) == (Depth(16, 1), Depth(3, 1))
+    queue.take()  # online
+    queue.take()  # 8 of the bulk's 16
+    assert queue.depth() == Depth(8, 1)
+    queue.take()
+    assert queue.depth() == Depth(0, 0)
+
+
+def test_full_by_tokens_or_requests() -> None:
+    queue = queue_of(QueueConfig(max_tokens=10, max_requests=2))
+    queue.add(request(6), 0.0)
+    with pytest.raises(UnavailableError, match=r"6 of 10 tokens and 1 of 2 requests wait$"):
+        queue.add(request(5), 0.0)
+    queue.add(request(4), 0.0)
+    with pytest.raises(UnavailableError, match=r"retry after 50 ms$"):  # 5 tokens at 100 a second
+        queue.add(request(1), 100.0)
+
+
+def test_a_request_larger_than_the_queue_is_taken_when_nothing_waits() -> None:
+    queue = queue_of(QueueConfig(max_tokens=10))
+    queue.add(request(8, 8), 0.0)
+    with pytest.raises(UnavailableError):
+        queue.add(request(1), 0.0)
+
+
+def test_expired_requests_leave_unpacked() -> None:
+    clock = Clock()
+    queue = queue_of(clock=clock)
+    late, good = request(3), request(4)
+    late.deadline, good.deadline = 2.0, 2.5
+    for made in (late, good):
+        queue.add(made, 0.0)
+    clock.now = 2.25
+    assert served(queue) == [[good]]
+    [dropped] = queue.take_dropped()
+    assert (dropped.request, dropped.outcome) == (late, Outcome.EXPIRED)
+    assert "2250 ms after it came" in str(dropped.error)
+    assert queue.take_dropped() == []
+    assert queue.depth() == Depth(0, 0)
+
+
+def test_cancelled_requests_leave_unpacked_if_they_waited() -> None:
+    clock = Clock()
+    queue = queue_of(clock=clock)
+    gone, asked = request(3), []
+    gone.is_cancelled = lambda: True
+    fresh = request(4)
+    fresh.arrived = 1.0
+    fresh.is_cancelled = lambda: asked.append(fresh) is None
+    for made in (gone, fresh):
+        queue.add(made, 0.0)
+    clock.now = 1.001
+    assert served(queue) == [[fresh]]  # it hardly waited, so it was not even asked
+    assert asked == []
+    [dropped] = queue.take_dropped()
+    assert (dropped.request, dropped.outcome) == (gone, Outcome.CANCELLED)
+
+
+def test_a_request_whose_part_failed_leaves_without_another_answer() -> None:
+    queue = queue_of()
+    failed = request(*[4] * 4)
+    queue.add(failed, 0.0)
+    queue.take()
+    failed.answered = True
+    assert queue.take() is None
+    assert queue.take_dropped() == []
+    assert queue.depth() == Depth(0, 0)

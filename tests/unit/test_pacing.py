@@ -1,0 +1,71 @@
+"""When the next batch may go, on made-up clocks. Times are seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from rose_backend.pacing import Pacer
+
+
+def after_one(tokens: int, seconds: float) -> Pacer:
+    """One batch ran from 0 to `seconds`."""
+    pacer = Pacer()
+    pacer.launched(tokens, 0.0)
+    assert pacer.finished(seconds) == pytest.approx(seconds)
+    return pacer
+
+
+def test_an_idle_device_is_never_kept_waiting() -> None:
+    assert Pacer().hold(5.0) == 0.0
+    assert after_one(8192, 0.016).hold(1.0) == 0.0
+
+
+def test_a_size_not_seen_yet_holds_nothing_back() -> None:
+    pacer = Pacer()
+    pacer.launched(8192, 0.0)
+    assert pacer.hold(0.001) == 0.0
+
+
+def test_the_next_waits_until_the_running_one_nears_its_end() -> None:
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    # 16 ms are expected, of which 1.5 ms and a tenth are kept in hand
+    assert pacer.hold(1.0) == pytest.approx(0.016 - 0.0015 - 0.0016)
+    assert pacer.hold(1.012) == pytest.approx(0.0009)
+    assert pacer.hold(1.014) == 0.0
+
+
+def test_a_short_batch_never_holds() -> None:
+    pacer = after_one(32, 0.001)
+    pacer.launched(32, 1.0)
+    assert pacer.hold(1.0) == 0.0
+
+
+def test_a_batch_behind_another_starts_when_that_ends() -> None:
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.launched(8192, 1.015)
+    assert pacer.finished(1.016) == pytest.approx(0.016)
+    assert pacer.finished(1.030) == pytest.approx(0.014)  # from the other's end, not from its own launch
+
+
+def test_both_under_way_count() -> None:
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.launched(8192, 1.014)
+    assert pacer.hold(1.015) == pytest.approx(0.032 - 0.015 - 0.0031)
+
+
+def test_a_batch_that_never_started_is_forgotten() -> None:
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.failed()
+    assert pacer.hold(1.0) == 0.0
+
+
+def test_tokens_per_second_follow_the_device() -> None:
+    pacer = after_one(1000, 0.5)
+    assert pacer.tokens_per_second == pytest.approx(2000.0)
+    pacer.launched(1000, 1.0)
+    pacer.finished(2.0)  # 1,000 a second: a fifth of the way there
+    assert pacer.tokens_per_second == pytest.approx(1800.0)

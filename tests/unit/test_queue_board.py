@@ -1,0 +1,98 @@
+"""The shared file: what one process writes another reads, and what silence means."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rose_backend.config import QueueConfig
+from rose_backend.lanes import Depth
+from rose_backend.queue_board import QueueBoard, board_path
+
+CONFIG = QueueConfig(max_tokens=100, max_requests=10)
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def board(tmp_path: Path, clock: Clock) -> QueueBoard:
+    return QueueBoard(tmp_path / "board", 2, clock)
+
+
+def test_a_new_board_refuses_nothing(board: QueueBoard) -> None:
+    assert board.read() == []
+    assert board.refusal() is None
+
+
+@pytest.mark.parametrize("full", [Depth(100, 1), Depth(3, 10)])
+def test_refused_only_when_every_engine_is_full(board: QueueBoard, full: Depth) -> None:
+    board.write(0, full, CONFIG, 0, 0.0)
+    assert board.refusal() is None  # nobody heard of the other: let it decide
+    board.write(1, Depth(99, 9), CONFIG, 0, 0.0)
+    assert board.refusal() is None
+    board.write(1, Depth(120, 4), CONFIG, 0, 40.0)
+    refusal = board.refusal()
+    assert refusal is not None
+    assert f"{full.tokens} of 100 tokens and {full.requests} of 10 requests wait" in refusal
+
+
+def test_a_silent_engine_is_not_full(board: QueueBoard, clock: Clock) -> None:
+    board.write(0, Depth(100, 1), CONFIG, 0, 0.0)
+    board.write(1, Depth(100, 1), CONFIG, 0, 0.0)
+    assert board.refusal() is not None
+    clock.now += 6.0
+    assert board.refusal() is None
+
+
+def test_room_elsewhere(board: QueueBoard, clock: Clock) -> None:
+    board.write(0, Depth(90, 1), CONFIG, 90, 0.0)
+    board.write(1, Depth(70, 1), CONFIG, 70, 0.0)
+    assert board.another_has_room(0, 80)
+    assert not board.another_has_room(0, 70)
+    assert not board.another_has_room(1, 80)
+    clock.now += 6.0
+    assert board.another_has_room(1, 80)  # idle for seconds
+
+
+def test_another_process_sees_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from rose_backend.config import QueueConfig; from rose_backend.lanes import Depth\n"
+        "from rose_backend.queue_board import QueueBoard\n"
+        "QueueBoard(Path(sys.argv[1]), 1).write(0, Depth(7, 2), QueueConfig(7, 3), 5, 9.0)"
+    )
+    path = tmp_path / "board"
+    board = QueueBoard(path, 1)
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True)
+    [slot] = board.read()
+    assert (slot.depth, slot.config, slot.bulk_tokens, slot.tokens_per_second) == (
+        Depth(7, 2),
+        QueueConfig(7, 3),
+        5,
+        9.0,
+    )
+    assert slot.is_full
+
+
+def test_the_file_is_private_and_named_after_its_server(tmp_path: Path) -> None:
+    path = board_path(1234, "embed_rose")
+    assert str(os.getuid()) in path.name
+    assert "1234" in path.name
+    board = QueueBoard(tmp_path / "board", 1)
+    assert (tmp_path / "board").stat().st_mode & 0o777 == 0o600
+    board.close(remove=True)
+    assert not (tmp_path / "board").exists()
