@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import queue
+import time
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,45 +15,82 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits
+from rose_client.dispatch import Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
-from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_embeddings
+from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
+from rose_client.wire import (
+    CHANNEL_ARGUMENTS,
+    Embeddings,
+    EmbedOptions,
+    encode_texts,
+    infer_arguments,
+    join_embeddings,
+    read_embeddings,
+    server_urls,
+)
 
 
 class RoseClient:
-    """Embeds texts on a ROSE server. Use as a context manager, or call `close`.
+    """Embeds texts on one or several ROSE servers. Use as a context manager, or call `close`.
+
+    A call's texts go out in chunks, each to the server with the least outstanding tokens (estimated from bytes: see
+    `chunking`), and their vectors come back in the order of the texts. A call that fits one chunk is one request.
 
     Args:
-        url: `host:port` of the server's gRPC endpoint.
+        urls: `host:port` of a server's gRPC endpoint, or of several servers with the same models.
         model: name of the ensemble.
-        timeout: seconds a call may take.
+        timeout: seconds a whole call may take, retries included.
+        limits: of one chunk.
+        max_in_flight: most chunks of one call that are at a server together; more than one keep its replicas busy.
+        retries: when a failed chunk is sent again.
+
+    Raises:
+        ValueError: no url, or a timeout or limit that is not positive.
     """
 
-    def __init__(self, url: str = "localhost:8001", model: str = "embed", timeout: float = 60.0) -> None:
-        self._client = grpcclient.InferenceServerClient(url)
+    def __init__(
+        self,
+        urls: str | Sequence[str] = "localhost:8001",
+        model: str = "embed",
+        timeout: float = 60.0,
+        *,
+        limits: ChunkLimits = DEFAULT_LIMITS,
+        max_in_flight: int = 4,
+        retries: RetryPolicy = DEFAULT_RETRIES,
+    ) -> None:
+        servers = server_urls(urls)
+        self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries)
+        self._clients = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in servers]
         self._model = model
-        self._timeout = timeout
 
     def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
         """Vectors of the texts, `[num_texts, dim]` float32. Errors as for `embed_with_counts`."""
         return self.embed_with_counts(texts, **options).vectors
 
     def embed_with_counts(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> Embeddings:
-        """Embed texts in one request; `EmbedOptions` says what may be asked.
+        """Embed texts; `EmbedOptions` says what may be asked.
 
         Raises:
-            RequestError: the server refused, failed, or did not answer in time.
+            RequestError: a server refused or failed, or the call's time was over. What was not yet sent never is;
+                requests under way are cancelled, which a server may notice late.
             ValueError: no texts.
             TypeError: something that is not a string.
         """
-        arguments = infer_arguments(self._model, texts, options, self._timeout)
+        call = self._dispatcher.call(encode_texts(texts), time.monotonic())
         try:
-            return read_embeddings(self._client.infer(**arguments))
-        except InferenceServerException as cause:
-            raise RequestError.of(cause) from cause
+            if call.is_single:
+                self._run_single(call, options)
+            else:
+                self._run_chunks(call, options)
+        finally:
+            call.close()
+        return join_embeddings(call.answers())
 
     def close(self) -> None:
-        """Close the connection."""
-        self._client.close()
+        """Close the connections."""
+        for client in self._clients:
+            client.close()
 
     def __enter__(self) -> RoseClient:
         return self
@@ -58,3 +99,45 @@ class RoseClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _run_single(self, call: Call, options: EmbedOptions) -> None:
+        while True:
+            for attempt in call.ready(time.monotonic()):
+                arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+                outcome: Embeddings | RequestError
+                try:
+                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments))
+                except InferenceServerException as cause:
+                    outcome = RequestError.of(cause)
+                call.settle(attempt, outcome, time.monotonic())
+            if call.is_finished:
+                return
+            time.sleep(call.pause(time.monotonic()))
+
+    def _run_chunks(self, call: Call, options: EmbedOptions) -> None:
+        # gRPC's futures instead of a pool of threads: they can be cancelled, and however many there are, gRPC
+        # watches them from one thread per server.
+        running: dict[Attempt, Any] = {}
+        ended: queue.SimpleQueue[tuple[Attempt, Any, InferenceServerException | None]] = queue.SimpleQueue()
+
+        def report(attempt: Attempt, result: Any, error: InferenceServerException | None) -> None:
+            ended.put((attempt, result, error))
+
+        try:
+            while not call.is_finished:
+                for attempt in call.ready(time.monotonic()):
+                    arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+                    client = self._clients[attempt.server]
+                    running[attempt] = client.async_infer(callback=partial(report, attempt), **arguments)
+                try:
+                    attempt, result, error = ended.get(timeout=call.pause(time.monotonic()))
+                except queue.Empty:
+                    continue
+                del running[attempt]
+                outcome = read_embeddings(result) if error is None else RequestError.of(error)
+                call.settle(attempt, outcome, time.monotonic())
+        except InferenceServerException as cause:  # an option that tritonclient refuses to send
+            raise RequestError.of(cause) from cause
+        finally:
+            for request in running.values():
+                request.cancel()

@@ -13,6 +13,14 @@ from typing_extensions import TypedDict
 
 _OUTPUTS = ("EMBEDDING", "TOKEN_COUNT")
 
+# gRPC's own waits between connection attempts grow to two minutes: a server that came back would not be noticed.
+CHANNEL_ARGUMENTS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
 
 class EmbedOptions(TypedDict, total=False):
     """What a call may ask for; anything left out is the checkpoint's own choice."""
@@ -44,8 +52,13 @@ class Embeddings:
     token_counts: npt.NDArray[np.int32]
 
 
-def infer_arguments(model: str, texts: Sequence[str], options: EmbedOptions, timeout: float) -> dict[str, Any]:
-    """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
+def server_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
+    """One `host:port` or several, as several."""
+    return (urls,) if isinstance(urls, str) else tuple(urls)
+
+
+def encode_texts(texts: Sequence[str]) -> list[bytes]:
+    """The texts in UTF-8.
 
     Raises:
         ValueError: no texts.
@@ -58,7 +71,20 @@ def infer_arguments(model: str, texts: Sequence[str], options: EmbedOptions, tim
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"texts[{index}] is a {type(text).__name__}, not a string")
-    array = np.array([[text.encode() for text in texts]], dtype=np.object_)
+    return [text.encode() for text in texts]
+
+
+def infer_arguments(model: str, texts: Sequence[bytes], options: EmbedOptions, seconds: float) -> dict[str, Any]:
+    """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
+
+    Args:
+        model: name of the ensemble.
+        texts: in UTF-8.
+        options: of the call.
+        seconds: until the deadline. gRPC keeps it on this side; the server is told as well, so that whoever has
+            the work queued there may drop what nobody waits for any more.
+    """
+    array = np.array([texts], dtype=np.object_)
     tensor = grpcclient.InferInput("TEXT", list(array.shape), "BYTES")
     tensor.set_data_from_numpy(array)
     return {
@@ -66,7 +92,8 @@ def infer_arguments(model: str, texts: Sequence[str], options: EmbedOptions, tim
         "inputs": [tensor],
         "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
         "parameters": dict(options),
-        "client_timeout": timeout,
+        "client_timeout": seconds,
+        "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
     }
 
 
@@ -74,3 +101,12 @@ def read_embeddings(result: grpcclient.InferResult) -> Embeddings:
     """The answer's tensors, `[1, n, ...]` on the wire."""
     vectors, counts = (result.as_numpy(name) for name in _OUTPUTS)
     return Embeddings(vectors.reshape(-1, vectors.shape[-1]), counts.ravel())
+
+
+def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
+    """The answers of consecutive chunks as one; that of a single chunk is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    return Embeddings(
+        np.concatenate([part.vectors for part in parts]), np.concatenate([part.token_counts for part in parts])
+    )

@@ -4,36 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from rose_client import EmbedOptions, RequestError
-from rose_client.wire import infer_arguments
+from rose_client import Embeddings, EmbedOptions, RequestError
+from rose_client.wire import encode_texts, infer_arguments, join_embeddings, server_urls
 
 _NONE = EmbedOptions()
 
 
-def _shape(texts: Any) -> list[int]:
-    return list(infer_arguments("embed", texts, _NONE, 1.0)["inputs"][0].shape())
-
-
-def test_texts_travel_as_one_row() -> None:
-    assert _shape(["tea", "pot", ""]) == [1, 3]
-    assert _shape(("tea",)) == [1, 1]
+@pytest.mark.parametrize("texts", [["tea"], ["tea", "pot", ""]])
+def test_texts_travel_as_one_row(texts: list[str]) -> None:
+    (tensor,) = infer_arguments("embed", encode_texts(texts), _NONE, 1.0)["inputs"]
+    assert (tensor.name(), tensor.datatype(), list(tensor.shape())) == ("TEXT", "BYTES", [1, len(texts)])
 
 
 def test_options_travel_as_parameters() -> None:
     options = EmbedOptions(normalize=False, prompt="query: ")
-    arguments = infer_arguments("bge", ["tea"], options, 2.5)
+    arguments = infer_arguments("bge", [b"tea"], options, 2.5)
     assert arguments["parameters"] == {"normalize": False, "prompt": "query: "}
     assert arguments["model_name"] == "bge"
-    assert arguments["client_timeout"] == 2.5
+
+
+@pytest.mark.parametrize(("seconds", "microseconds"), [(2.5, 2_500_000), (1e-9, 1)])
+def test_both_sides_are_told_the_time_that_is_left(seconds: float, microseconds: int) -> None:
+    arguments = infer_arguments("embed", [b"tea"], _NONE, seconds)
+    assert (arguments["client_timeout"], arguments["timeout"]) == (seconds, microseconds)
+
+
+def test_texts_are_sent_in_utf8() -> None:
+    assert encode_texts(("tea", "thé", "")) == [b"tea", b"th\xc3\xa9", b""]
+
+
+def test_one_url_or_several() -> None:
+    assert server_urls("localhost:8001") == ("localhost:8001",)
+    assert server_urls(["a:1", "b:2"]) == ("a:1", "b:2")
 
 
 @pytest.mark.parametrize("texts", [[], ()])
 def test_no_texts(texts: Any) -> None:
     with pytest.raises(ValueError, match="at least one text"):
-        infer_arguments("embed", texts, _NONE, 1.0)
+        encode_texts(texts)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,7 @@ def test_no_texts(texts: Any) -> None:
 )
 def test_what_is_no_list_of_strings(texts: Any, part: str) -> None:
     with pytest.raises(TypeError, match=part):
-        infer_arguments("embed", texts, _NONE, 1.0)
+        encode_texts(texts)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +70,21 @@ def test_errors_keep_status_and_words(status: str | None, expected: str) -> None
     error = RequestError.of(InferenceServerException("queue is full", status))
     assert (error.status, error.message) == (expected, "queue is full")
     assert str(error) == f"{expected}: queue is full"
+
+
+def test_errors_of_a_chunk_count_as_the_call_does() -> None:
+    error = RequestError("INVALID_ARGUMENT", "in ensemble 'embed', TEXT element 3 has 300 tokens").of_texts(256, 256)
+    assert error.status == "INVALID_ARGUMENT"
+    assert error.message == "texts 256 to 511: in ensemble 'embed', TEXT element 259 has 300 tokens"
+
+
+def test_answers_of_chunks_follow_one_another() -> None:
+    parts = [
+        Embeddings(np.array(rows, np.float32), np.array(counts, np.int32))
+        for rows, counts in (([[1, 2], [3, 4]], [7, 8]), ([[5, 6]], [9]))
+    ]
+    joined = join_embeddings(parts)
+    assert joined.vectors.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert joined.token_counts.tolist() == [7, 8, 9]
+    assert (joined.vectors.dtype, joined.token_counts.dtype) == (np.float32, np.int32)
+    assert join_embeddings(parts[:1]) is parts[0]

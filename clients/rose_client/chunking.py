@@ -1,0 +1,69 @@
+"""A call's texts in chunks of one request each, so that every engine replica and every server gets work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_BYTES_PER_TOKEN = 4
+_SPECIAL_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class ChunkLimits:
+    """How much one request carries. By default about two engine batches: small enough to spread, large enough to pack.
+
+    Attributes:
+        max_tokens: most tokens, as `estimate_tokens` counts them; a text that has more travels alone.
+        max_texts: most texts.
+    """
+
+    max_tokens: int = 16_384
+    max_texts: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "max_texts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: a chunk needs room for at least 1")
+
+
+DEFAULT_LIMITS = ChunkLimits()
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive texts that travel together.
+
+    Attributes:
+        first: index of the first of them in the call.
+        texts: in UTF-8.
+        tokens: their estimated number of tokens.
+    """
+
+    first: int
+    texts: Sequence[bytes]
+    tokens: int
+
+
+def estimate_tokens(text: bytes) -> int:
+    """About how many tokens a UTF-8 text has, special ones included.
+
+    A client has no tokenizer. Four bytes a token is about right for English, too few tokens for scripts and code
+    that split more finely, and too many for texts the server truncates; it only has to share work out evenly.
+    """
+    return -(-len(text) // _BYTES_PER_TOKEN) + _SPECIAL_TOKENS
+
+
+def split(texts: Sequence[bytes], limits: ChunkLimits) -> list[Chunk]:
+    """The texts in their order, in as few chunks as filling one after the other gives; at least one text."""
+    chunks: list[Chunk] = []
+    first = tokens = 0
+    for index, text in enumerate(texts):
+        estimate = estimate_tokens(text)
+        full = tokens + estimate > limits.max_tokens or index - first == limits.max_texts
+        if full and index > first:
+            chunks.append(Chunk(first, texts[first:index], tokens))
+            first, tokens = index, 0
+        tokens += estimate
+    chunks.append(Chunk(first, texts[first:], tokens))
+    return chunks

@@ -1,0 +1,174 @@
+"""One call from its texts to its vectors, without any I/O: what to send where and when, and what an outcome means.
+
+Both clients drive it alike: send what `Call.ready` names, hand every outcome to `Call.settle`, sleep no longer than
+`Call.pause` says, `close` in the end. Times are seconds of `time.monotonic`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rose_client.balancer import Balancer
+from rose_client.chunking import Chunk, ChunkLimits, split
+from rose_client.errors import RequestError
+from rose_client.retries import RetryPolicy, is_absent
+from rose_client.wire import Embeddings
+
+_LONGEST_PAUSE = 1.0  # a server's avoidance ends without an event
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """A chunk to be sent now.
+
+    Attributes:
+        index: the chunk's place in the call.
+        chunk: what to send.
+        server: where to.
+        seconds: what is left of the call's time.
+    """
+
+    index: int
+    chunk: Chunk
+    server: int
+    seconds: float
+
+
+class Dispatcher:
+    """What the calls of one client share.
+
+    Args:
+        num_servers: servers are known by their index.
+        timeout: seconds a whole call may take.
+        limits: of one chunk.
+        max_in_flight: most chunks of one call that are at a server together.
+        retries: of a failed chunk.
+
+    Raises:
+        ValueError: no server, a timeout that is not a positive number, or no chunk in flight.
+    """
+
+    def __init__(
+        self, num_servers: int, timeout: float, limits: ChunkLimits, max_in_flight: int, retries: RetryPolicy
+    ) -> None:
+        if num_servers < 1:
+            raise ValueError("urls is empty: a client needs at least one server")
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout is {timeout}: a call needs a positive, finite number of seconds")
+        if max_in_flight < 1:
+            raise ValueError(f"max_in_flight is {max_in_flight}: a server must take at least 1 chunk")
+        self.balancer = Balancer(num_servers)
+        self.timeout = timeout
+        self.limits = limits
+        self.max_in_flight = max_in_flight
+        self.retries = retries
+
+    def call(self, texts: Sequence[bytes], now: float) -> Call:
+        """Begin a call, whose time runs from `now`."""
+        return Call(split(texts, self.limits), self, now + self.timeout)
+
+
+class Call:
+    """The chunks of one call and how far they are. Not for use from several threads."""
+
+    def __init__(self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float) -> None:
+        self._chunks = chunks
+        self._dispatcher = dispatcher
+        self._deadline = deadline
+        self._due = [(-math.inf, index) for index in range(len(chunks))]  # a heap: (when, chunk)
+        self._failures: dict[int, list[RequestError]] = {}  # by chunk, the latest last
+        self._failed_on: dict[int, int] = {}  # by chunk, the latest server
+        self._running: set[Attempt] = set()
+        self._in_flight: Counter[int] = Counter()  # by server
+        self._answers: dict[int, Embeddings] = {}  # by chunk
+
+    @property
+    def is_single(self) -> bool:
+        """The call is one request, and its sender may wait for it right away."""
+        return len(self._chunks) == 1
+
+    @property
+    def is_finished(self) -> bool:
+        """Every chunk is answered."""
+        return len(self._answers) == len(self._chunks)
+
+    def ready(self, now: float) -> list[Attempt]:
+        """Chunks to send now, each to be settled later.
+
+        Raises:
+            RequestError: DEADLINE_EXCEEDED, the call's time is over.
+        """
+        if now >= self._deadline:
+            answered = sum(len(self._chunks[index].texts) for index in self._answers)
+            raise RequestError(
+                "DEADLINE_EXCEEDED",
+                f"{answered} of {sum(len(chunk.texts) for chunk in self._chunks)} texts were embedded "
+                f"in the {self._dispatcher.timeout:g} s of the call",
+            )
+        attempts = []
+        while self._due and self._due[0][0] <= now:
+            index = self._due[0][1]
+            server = self._place(index, now)
+            if server is None:
+                break
+            heapq.heappop(self._due)
+            attempt = Attempt(index, self._chunks[index], server, self._deadline - now)
+            self._running.add(attempt)
+            self._in_flight[server] += 1
+            attempts.append(attempt)
+        return attempts
+
+    def settle(self, attempt: Attempt, outcome: Embeddings | RequestError, now: float) -> None:
+        """Take note of an attempt's outcome; a failed chunk may become due again.
+
+        Raises:
+            RequestError: the chunk failed for good, and the call with it. Of a call with several chunks the
+                message names the texts.
+        """
+        self._release(attempt)
+        balancer, retries = self._dispatcher.balancer, self._dispatcher.retries
+        balancer.note(attempt.server, absent=isinstance(outcome, RequestError) and is_absent(outcome))
+        if isinstance(outcome, Embeddings):
+            self._answers[attempt.index] = outcome
+            return
+        failures = self._failures.setdefault(attempt.index, [])
+        failures.append(outcome)
+        wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there)
+        if wait is None or now + wait >= self._deadline:
+            if self.is_single:
+                raise outcome
+            raise outcome.of_texts(attempt.chunk.first, len(attempt.chunk.texts)) from outcome
+        balancer.avoid(attempt.server, now + retries.avoid_for(outcome, wait))
+        self._failed_on[attempt.index] = attempt.server
+        heapq.heappush(self._due, (now + wait, attempt.index))
+
+    def pause(self, now: float) -> float:
+        """Seconds for which there is nothing to do unless an attempt ends."""
+        until = min(self._deadline, now + _LONGEST_PAUSE)
+        if self._due and self._due[0][0] > now:
+            until = min(until, self._due[0][0])
+        return max(0.0, until - now)
+
+    def answers(self) -> list[Embeddings]:
+        """Every chunk's answer, in the order of the texts."""
+        return [self._answers[index] for index in range(len(self._chunks))]
+
+    def close(self) -> None:
+        """Give up what is still running, so that its servers no longer count as busy."""
+        for attempt in tuple(self._running):
+            self._release(attempt)
+
+    def _place(self, index: int, now: float) -> int | None:
+        full = [server for server, count in self._in_flight.items() if count >= self._dispatcher.max_in_flight]
+        return self._dispatcher.balancer.take(
+            self._chunks[index].tokens, now, full=full, failed=self._failed_on.get(index)
+        )
+
+    def _release(self, attempt: Attempt) -> None:
+        self._running.remove(attempt)
+        self._in_flight[attempt.server] -= 1
+        self._dispatcher.balancer.release(attempt.server, attempt.chunk.tokens)

@@ -1,0 +1,54 @@
+"""Splitting a call's texts: what one request carries."""
+
+from __future__ import annotations
+
+import pytest
+
+from rose_client import ChunkLimits
+from rose_client.chunking import Chunk, estimate_tokens, split
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("", 2), ("a", 3), ("four", 3), ("fiver", 4), ("é" * 4, 4), ("茶" * 4, 5)]
+)
+def test_a_token_for_every_four_bytes_begun_and_two_special_ones(text: str, tokens: int) -> None:
+    assert estimate_tokens(text.encode()) == tokens
+
+
+def _sizes(texts: list[bytes], **limits: int) -> list[tuple[int, int, int]]:
+    return [(chunk.first, len(chunk.texts), chunk.tokens) for chunk in split(texts, ChunkLimits(**limits))]
+
+
+def test_a_chunk_is_full_at_its_number_of_texts() -> None:
+    assert _sizes([b"tea"] * 5, max_texts=2) == [(0, 2, 6), (2, 2, 6), (4, 1, 3)]
+    assert _sizes([b"tea"] * 4, max_texts=4) == [(0, 4, 12)]
+
+
+def test_a_chunk_is_full_at_its_number_of_tokens() -> None:
+    # 3, 3, 5, 3 and 12 tokens
+    texts = [b"tea", b"pot", b"black tea", b"pot", b"x" * 40]
+    assert _sizes(texts, max_tokens=11) == [(0, 3, 11), (3, 1, 3), (4, 1, 12)]
+    assert _sizes(texts, max_tokens=10) == [(0, 2, 6), (2, 2, 8), (4, 1, 12)]
+
+
+def test_a_text_over_the_limit_travels_alone() -> None:
+    assert _sizes([b"x" * 80, b"tea", b"x" * 80], max_tokens=5) == [(0, 1, 22), (1, 1, 3), (2, 1, 22)]
+
+
+def test_chunks_hold_every_text_in_order() -> None:
+    texts = [str(number).encode() * (number % 7) for number in range(100)]
+    chunks = split(texts, ChunkLimits(max_tokens=30, max_texts=6))
+    assert [text for chunk in chunks for text in chunk.texts] == texts
+    assert all(chunk.texts[0] is texts[chunk.first] for chunk in chunks)
+
+
+def test_the_defaults_make_a_request_of_about_two_engine_batches() -> None:
+    assert _sizes([b"tea"] * 257) == [(0, 256, 768), (256, 1, 3)]
+    assert _sizes([b"x" * 4088] * 17) == [(0, 16, 16384), (16, 1, 1024)]
+    assert split([b"tea"], ChunkLimits()) == [Chunk(0, [b"tea"], 3)]
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_texts"])
+def test_limits_leave_room(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 0"):
+        ChunkLimits(**{name: 0})
