@@ -6,19 +6,21 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO
 
 from rose_backend.errors import RoseError
+from rose_ensemble.stubs import Stub, live_stubs
+from rose_ensemble.triton_http import TritonHttp
 from rose_ensemble.tritonserver import TritonServer
 
 _POLL_SECONDS = 0.1
+_ANSWERS_LEAVE_SECONDS = 2.0  # from the end of the last model process to the end of a server that cannot end itself
 
 
 class ServerStartError(RoseError):
@@ -27,7 +29,14 @@ class ServerStartError(RoseError):
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Where a server listens."""
+    """Where a server listens.
+
+    Attributes:
+        host: numeric address, IPv6 without brackets.
+        http_port: of HTTP.
+        grpc_port: of gRPC.
+        metrics_port: of the metrics page.
+    """
 
     host: str
     http_port: int
@@ -36,40 +45,62 @@ class Endpoints:
 
     @classmethod
     def free(cls, host: str, http_port: int = 0, grpc_port: int = 0, metrics_port: int = 0) -> Endpoints:
-        """Replace every 0 by a port that is free now, and check the others.
+        """Look the host up, replace every 0 by a port that is free now, and check the others.
+
+        Args:
+            host: a name or an address, IPv6 without brackets.
+            http_port: of HTTP.
+            grpc_port: of gRPC.
+            metrics_port: of the metrics page.
 
         Raises:
             ServerStartError: a port is taken, or the host is not an address of this machine.
         """
+        family, address = _resolved(host)
         sockets: list[socket.socket] = []
         try:
             for port in (http_port, grpc_port, metrics_port):
-                probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+                probe = socket.socket(family)
                 sockets.append(probe)  # kept open until all are found, so that they differ
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
-                    probe.bind((host, port))
+                    probe.bind((address, port))
                 except OSError as cause:
-                    raise ServerStartError(f"cannot listen on {host}:{port}: {cause.strerror}") from cause
-            return cls(host, *(probe.getsockname()[1] for probe in sockets))
+                    raise ServerStartError(f"cannot listen on {_joined(host, port)}: {cause.strerror}") from cause
+            return cls(address, *(probe.getsockname()[1] for probe in sockets))
         finally:
             for probe in sockets:
                 probe.close()
 
     @property
     def http(self) -> str:
-        """`host:port` of HTTP."""
-        return f"{self.host}:{self.http_port}"
+        """`host:port` of HTTP, as in a URL."""
+        return _joined(self.host, self.http_port)
 
     @property
     def grpc(self) -> str:
-        """`host:port` of gRPC."""
-        return f"{self.host}:{self.grpc_port}"
+        """`host:port` of gRPC, as in a URL."""
+        return _joined(self.host, self.grpc_port)
 
     @property
     def metrics(self) -> str:
-        """`host:port` of the metrics page."""
-        return f"{self.host}:{self.metrics_port}"
+        """`host:port` of the metrics page, as in a URL."""
+        return _joined(self.host, self.metrics_port)
+
+
+def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
+    """Family and numeric address of a name: Triton's HTTP takes names and listens nowhere."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as cause:
+        raise ServerStartError(f"cannot listen on {host}: {cause.strerror}") from cause
+    # Of a name that means both, as localhost often does, the address that every client can reach.
+    family, _, _, _, address = min(found, key=lambda entry: entry[0] is not socket.AF_INET)
+    return family, str(address[0])
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class ServerProcess:
@@ -81,6 +112,10 @@ class ServerProcess:
         models: the ensembles to load.
         endpoints: where to listen.
         log: where its log goes; by default this process's standard error.
+
+    Attributes:
+        endpoints: where it listens.
+        stopping: set once it was asked to end, or has ended.
     """
 
     def __init__(
@@ -100,6 +135,9 @@ class ServerProcess:
             endpoints.metrics_port,
         )
         self.endpoints = endpoints
+        self.stopping = threading.Event()
+        self._http = TritonHttp(endpoints.host, endpoints.http_port)
+        self._abandoned: frozenset[Stub] = frozenset()
         # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
         self._process = subprocess.Popen(  # noqa: S603 (our own command line)
             command, env={**os.environ, **server.environment}, stdout=log, stderr=log, start_new_session=True
@@ -128,28 +166,45 @@ class ServerProcess:
                 raise ServerStartError(f"tritonserver is not ready after {timeout:.0f} s; see its log")
             time.sleep(_POLL_SECONDS)
 
+    def stubs(self) -> frozenset[Stub]:
+        """The processes of its models that live."""
+        return live_stubs(self.pid)
+
+    def abandon(self, stubs: Iterable[Stub]) -> None:
+        """Name processes of models that may never finish unloading: `wait` does not wait for those."""
+        self._abandoned |= frozenset(stubs)
+
+    def terminate(self) -> None:
+        """Ask the server to answer what it has accepted and end; returns at once."""
+        self.stopping.set()
+        self._process.terminate()
+
     def wait(self) -> int:
-        """Wait until the server ends, passing SIGTERM and SIGINT on as an orderly stop; its exit status."""
+        """Wait until the server ends, passing SIGTERM and SIGINT on as an orderly stop; its exit status.
+
+        A server that was given abandoned processes is ended, with status 0, once all others have: it would wait for
+        models that never unload until its exit timeout.
+        """
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
-            self._process.terminate()
+            self.terminate()
 
         previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            return self._process.wait()
+            return self._wait()
         finally:
+            self.stopping.set()
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def stop(self, timeout: float = 60.0) -> None:
         """Ask the server to finish what it has and end; kill it after `timeout` seconds."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self.terminate()
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                self._kill()
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -159,9 +214,23 @@ class ServerProcess:
     ) -> None:
         self.stop()
 
+    def _wait(self) -> int:
+        served_at = time.monotonic()
+        while (status := self._process.poll()) is None:
+            if not (self.stopping.is_set() and self._abandoned) or self.stubs() - self._abandoned:
+                served_at = time.monotonic()
+            elif time.monotonic() - served_at > _ANSWERS_LEAVE_SECONDS:
+                self._kill()
+                return 0
+            time.sleep(_POLL_SECONDS)
+        return status
+
+    def _kill(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
     def _is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.endpoints.http}/v2/health/ready", timeout=2) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
+            return self._http.get("/v2/health/ready", timeout=2)[0] == 200
+        except OSError:
             return False

@@ -15,6 +15,7 @@ from pathlib import Path
 from rose_backend.errors import RoseError
 
 _PYTHONS = ("3.10", "3.11", "3.12")
+_EXIT_SECONDS = 120  # for what was accepted; Triton's 30 would drop the end of a long queue
 
 
 class ServerNotFoundError(RoseError):
@@ -46,18 +47,22 @@ class TritonServer:
         grpc_port: int,
         metrics_port: int,
     ) -> list[str]:
-        """The command line that serves `models` (and what they are made of) from `repository`."""
+        """The command line that serves `models` (and what they are made of) from `repository`; `host` is numeric."""
+        # HTTP and metrics listen on an IPv6 address only when it is marked as one (without, they report success and
+        # listen nowhere); gRPC wants it as in a URL.
+        http_host, grpc_host = (f"ipv6:{host}", f"[{host}]") if ":" in host else (host, host)
         command = [
             str(self.executable),
             f"--model-repository={repository}",
             "--model-control-mode=explicit",
             *(f"--load-model={model}" for model in models),
-            f"--http-address={host}",
+            f"--http-address={http_host}",
             f"--http-port={http_port}",
-            f"--grpc-address={host}",
+            f"--grpc-address={grpc_host}",
             f"--grpc-port={grpc_port}",
-            f"--metrics-address={host}",
+            f"--metrics-address={http_host}",
             f"--metrics-port={metrics_port}",
+            f"--exit-timeout-secs={_EXIT_SECONDS}",
             "--disable-auto-complete-config",
             "--pinned-memory-pool-byte-size=0",  # tensors cross Triton in ordinary memory; the engine pins its own
             "--log-info=false",

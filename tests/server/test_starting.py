@@ -6,25 +6,42 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+import tritonclient.grpc as grpcclient
 
 from rose_client import RoseClient
 from rose_ensemble.server_process import Endpoints
 from rose_ensemble.tritonserver import find_server
 from tests.support.oracle import Oracle
+from tests.support.prometheus import Counters
+from tests.support.serving import serving
 from tests.support.vectors import assert_close
 from tests.support.waiting import wait_until
+from tests.support.wire import RawHttp, text_input
 
 _ROOT = Path(__file__).parents[2]
 _ROSE = [sys.executable, "-m", "rose_client.cli"]
+
+
+def _has_ipv6() -> bool:
+    """Whether this machine has the loopback address of IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def test_checked_in_repository_under_plain_tritonserver(oracle: Oracle, tmp_path: Path) -> None:
@@ -50,38 +67,11 @@ def test_checked_in_repository_under_plain_tritonserver(oracle: Oracle, tmp_path
         assert process.wait(60) == 0
 
 
-@contextmanager
-def _serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """`rose serve` on free ports; yields the process and the addresses it printed."""
-    ports = [option for kind in ("http", "grpc", "metrics") for option in (f"--{kind}-port", "0")]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [*_ROSE, "serve", "--repository", str(folder / "repository"), *ports, *options],
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-    try:
-        assert process.stdout is not None
-        addresses: dict[str, str] = {}
-        for line in process.stdout:
-            found = re.match(r"\s+(gRPC|HTTP|metrics)\s+(?:http://)?(\S+)", line)
-            if found:
-                addresses[found[1]] = found[2]
-            if line.startswith("try:"):
-                break
-        assert set(addresses) == {"gRPC", "HTTP", "metrics"}, (folder / "log").read_text()[-3000:]
-        yield process, addresses
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
-
-
 def test_serve_embed_and_stop_with_work_in_flight(oracle: Oracle, minilm: Path, tmp_path: Path) -> None:
-    with _serving(tmp_path, "--checkpoint", str(minilm), "--name", "mini", "--device", "cpu") as (process, at):
+    options = ("--checkpoint", str(minilm), "--name", "mini", "--device", "cpu")
+    with serving(tmp_path, *options, "--probe-interval=600") as served:  # so that requests can be counted
         embed = subprocess.run(
-            [*_ROSE, "embed", "--url", at["gRPC"], "--model", "mini", "tea", "pot"],
+            [*_ROSE, "embed", "--url", served.grpc, "--model", "mini", "tea", "pot"],
             capture_output=True,
             text=True,
             timeout=60,
@@ -97,17 +87,36 @@ def test_serve_embed_and_stop_with_work_in_flight(oracle: Oracle, minilm: Path, 
             "mini_tokenize",
         ]
 
-        texts = ["stone " * 100] * 60
-        answers: list[object] = []
-        with RoseClient(at["gRPC"], "mini") as client:
-            worker = threading.Thread(target=lambda: answers.append(client.embed(texts)))
-            worker.start()
-            wait_until(lambda: _counter(at["metrics"], "rose_sequences_total") > 5, "the engine is at work")
-            process.send_signal(signal.SIGTERM)
-            worker.join(60)
-        assert len(answers) == 1
-        assert_close(answers[0], oracle.vectors(texts))
-        assert process.wait(60) == 0
+        texts, counters = ["stone " * 100] * 20, Counters(f"http://{served.metrics}/metrics")
+
+        def admitted() -> int:
+            return counters.read("nv_inference_request_success", model="mini_tokenize")
+
+        before = admitted()
+        with ThreadPoolExecutor(4) as pool, grpcclient.InferenceServerClient(served.grpc) as client:
+            over_grpc = [pool.submit(client.infer, "mini", [text_input(grpcclient, texts)]) for _ in range(2)]
+            over_http = [pool.submit(RawHttp(served.http).post, *_http_infer("mini", texts)) for _ in range(2)]
+            wait_until(lambda: admitted() == before + 4, "all four are past the tokenizer")
+            served.process.send_signal(signal.SIGTERM)
+            for answer in over_grpc:
+                assert_close(answer.result(120).as_numpy("EMBEDDING")[0], oracle.vectors(texts))
+            for answer in over_http:
+                status, body = answer.result(120)
+                assert status == 200
+                assert_close(_vectors(body), oracle.vectors(texts))
+        assert served.process.wait(60) == 0
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 loopback")
+def test_ipv6(oracle: Oracle, tmp_path: Path) -> None:
+    with serving(tmp_path, "--host=::1", "--device=cpu") as served:
+        for address in (served.http, served.grpc, served.metrics):
+            assert re.fullmatch(r"\[::1\]:\d+", address)
+        _, body = RawHttp(served.http).post(*_http_infer("embed", ["tea"]))
+        assert_close(_vectors(body), oracle.vectors(["tea"]))
+        with RoseClient(served.grpc) as client:
+            assert_close(client.embed(["tea"]), oracle.vectors(["tea"]))
+        assert Counters(f"http://{served.metrics}/metrics").read("nv_inference_count", model="embed") > 0
 
 
 def test_taken_port_and_missing_checkpoint_are_said_plainly(server: Endpoints, tmp_path: Path) -> None:
@@ -140,11 +149,15 @@ def _is_ready(http: str) -> bool:
         return False
 
 
-def _counter(metrics: str, name: str) -> float:
-    with urllib.request.urlopen(f"http://{metrics}", timeout=5) as answer:
-        page = answer.read().decode()
-    found = [line.rsplit(" ", 1)[1] for line in page.splitlines() if line.startswith(name + "{")]
-    return sum(map(float, found))
+def _http_infer(model: str, texts: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Path and body."""
+    tensor = {"name": "TEXT", "datatype": "BYTES", "shape": [1, len(texts)], "data": list(texts)}
+    return f"/v2/models/{model}/infer", {"inputs": [tensor]}
+
+
+def _vectors(body: dict[str, Any]) -> npt.NDArray[np.float32]:
+    output = next(output for output in body["outputs"] if output["name"] == "EMBEDDING")
+    return np.array(output["data"], np.float32).reshape(output["shape"])[0]
 
 
 pytestmark = pytest.mark.timeout(200)

@@ -60,6 +60,7 @@ def test_repository_in_a_folder_of_ones_own(tmp_path: Path, minilm: Path) -> Non
         (("serve", "--device", "tpu"), "device 'tpu': expected auto, cpu or cuda:N"),
         (("serve", "--device", "cuda:0,"), "device ''"),
         (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
+        (("serve", "--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         (("embed", "tea", "--url", "127.0.0.1:1", "--timeout", "5"), "UNAVAILABLE"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -108,6 +109,12 @@ def test_serve_refuses_more_names_than_checkpoints(minilm: Path) -> None:
     result = _rose("serve", "--checkpoint", str(minilm), "--name", "a", "--name", "b")
     assert result.exit_code == 2
     assert "more --name than --checkpoint" in result.stderr
+
+
+def test_serve_refuses_to_probe_without_a_pause() -> None:
+    result = _rose("serve", "--probe-interval", "0")
+    assert result.exit_code == 2
+    assert "--probe-interval" in result.stderr
 
 
 def test_embed_without_texts() -> None:

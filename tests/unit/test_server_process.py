@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import socket
-import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
-from rose_ensemble.tritonserver import TritonServer
+from tests.support.processes import processes_mentioning
+from tests.support.stand_in import ScriptServer, stub_command
 from tests.support.waiting import wait_until
 
 _ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
 
 
-class _Script(TritonServer):
-    """A stand-in for tritonserver: a line of Python."""
-
-    def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-c", self.origin]
-
-
 def _started(script: str, tmp_path: Path, endpoints: Endpoints = _ENDPOINTS) -> ServerProcess:
-    return ServerProcess(_Script(Path(), None, {}, script), tmp_path, ["embed"], endpoints)
+    return ServerProcess(ScriptServer(Path(), None, {}, script), tmp_path, ["embed"], endpoints)
 
 
 def test_free_ports_are_different_and_free() -> None:
@@ -54,10 +51,21 @@ def test_a_foreign_address_is_named() -> None:
         Endpoints.free("192.0.2.1")
 
 
-def test_addresses() -> None:
-    assert _ENDPOINTS.http == "127.0.0.1:1"
-    assert _ENDPOINTS.grpc == "127.0.0.1:2"
-    assert _ENDPOINTS.metrics == "127.0.0.1:3"
+def test_a_name_becomes_an_address() -> None:
+    """Triton's HTTP accepts `localhost` and listens nowhere."""
+    assert Endpoints.free("localhost").host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "[::1]", "::1::"])
+def test_a_host_that_means_nothing_is_named(host: str) -> None:
+    with pytest.raises(ServerStartError, match=re.escape(f"cannot listen on {host}: ")):
+        Endpoints.free(host)
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_addresses(host: str, shown: str) -> None:
+    endpoints = Endpoints(host, 1, 2, 3)
+    assert (endpoints.http, endpoints.grpc, endpoints.metrics) == (f"{shown}:1", f"{shown}:2", f"{shown}:3")
 
 
 def test_a_server_that_exits_is_not_waited_for(tmp_path: Path) -> None:
@@ -92,5 +100,45 @@ def test_stopping_twice_is_no_harm(tmp_path: Path) -> None:
 def test_environment_is_added_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROSE_TEST_OURS", "1")
     script = "import os; raise SystemExit(int(os.environ['ROSE_TEST_OURS']) + int(os.environ['ROSE_TEST_OWN']))"
-    server = _Script(Path(), None, {"ROSE_TEST_OWN": "41"}, script)
+    server = ScriptServer(Path(), None, {"ROSE_TEST_OWN": "41"}, script)
     assert ServerProcess(server, tmp_path, [], _ENDPOINTS).wait() == 42
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_handlers_are_put_back(tmp_path: Path, number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    script = (
+        "import pathlib, signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); "
+        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
+    )
+    process = _started(script, tmp_path)
+
+    def interrupt() -> None:
+        wait_until((tmp_path / "there").exists, "the handler is set")
+        wait_until(lambda: signal.getsignal(number) is not before, "ours too")
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert process.wait() == 5
+    thread.join()
+    assert process.stopping.is_set()
+    assert signal.getsignal(number) is before
+
+
+def test_a_server_that_holds_only_abandoned_processes_is_ended(tmp_path: Path) -> None:
+    """Two model processes: the abandoned one stays for ever, the other for as long as it has work."""
+    old, new = (stub_command(tmp_path, model) for model in ("old", "new"))
+    script = (
+        "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"old = subprocess.Popen({old}, executable='/bin/sh', stdin=subprocess.PIPE); "
+        f"new = subprocess.Popen({new}, executable='/bin/sh', stdin=subprocess.PIPE); "
+        f"time.sleep(3); open({str(tmp_path / 'answered')!r}, 'w').close(); new.communicate(); time.sleep(600)"
+    )
+    process = _started(script, tmp_path)
+    wait_until(lambda: len(process.stubs()) == 2, "both are there")
+    process.abandon(stub for stub in process.stubs() if stub.model == "old")
+    process.terminate()
+    assert process.wait() == 0
+    assert (tmp_path / "answered").exists()
+    assert processes_mentioning(tmp_path / "old") == []

@@ -143,6 +143,13 @@ def test_command_line(tmp_path: Path) -> None:
     assert not any("strict" in option for option in command)
 
 
+def test_command_line_of_ipv6(tmp_path: Path) -> None:
+    """HTTP takes the plain address and listens nowhere; gRPC takes it for a name."""
+    command = TritonServer(Path("/opt/tritonserver"), None, {}, "").command(tmp_path, [], "::1", 1, 2, 3)
+    for option in ("--http-address=ipv6:::1", "--grpc-address=[::1]", "--metrics-address=ipv6:::1"):
+        assert command.count(option) == 1
+
+
 def test_command_line_keeps_a_containers_own_backends(tmp_path: Path) -> None:
     command = TritonServer(Path("/opt/tritonserver"), None, {}, "").command(tmp_path, [], "::1", 1, 2, 3)
     assert not any(option.startswith("--backend-directory") for option in command)

@@ -11,9 +11,11 @@ from rose_backend.errors import RoseError
 from rose_client.cli.console import err, errors_to_exit, out, sigterm_unwinds
 from rose_client.cli.repository import RepositoryOption, open_repository
 from rose_ensemble.devices import parse_devices
+from rose_ensemble.health import HealthPolicy
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
 from rose_ensemble.server_process import Endpoints, ServerProcess
+from rose_ensemble.supervisor import Supervisor
 from rose_ensemble.tritonserver import find_server
 
 
@@ -35,8 +37,14 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
+    probe_interval: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between probes of each model; one that fails is reloaded.")
+    ] = HealthPolicy.interval,
 ) -> None:
-    """Serve checkpoints until stopped. Without any, all-MiniLM-L6-v2 as the model `embed`."""
+    """Serve checkpoints until stopped. Without any, all-MiniLM-L6-v2 as the model `embed`.
+
+    Ends with status 1 when a model failed and cannot be brought back, else with the server's own.
+    """
     with errors_to_exit(RoseError), sigterm_unwinds():
         store = open_repository(repository)
         pipelines = _pipelines(store, checkpoint or [], name or [], device)
@@ -45,11 +53,13 @@ def serve(
         endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
         names = [pipeline.name for pipeline in pipelines]
         server = ServerProcess(find_server(), store.folder, names, endpoints)
+        supervisor = Supervisor(server, pipelines, HealthPolicy(interval=probe_interval))
         with server:
             with err.status(f"starting {', '.join(names)}"):
                 server.wait_until_ready()
+                supervisor.wait_until_answering()
             _announce(endpoints, names)
-            raise typer.Exit(server.wait())
+            raise typer.Exit(supervisor.run())
 
 
 def _pipelines(store: Repository, checkpoints: list[Path], names: list[str], device: str | None) -> list[Pipeline]:
@@ -71,9 +81,9 @@ def _pipelines(store: Repository, checkpoints: list[Path], names: list[str], dev
 def _announce(endpoints: Endpoints, names: list[str]) -> None:
     model = names[0]
     out.print(f"ready: {', '.join(names)}", style="green")
-    out.print(f"  gRPC     {endpoints.grpc}")
-    out.print(f"  HTTP     http://{endpoints.http}")
-    out.print(f"  metrics  http://{endpoints.metrics}/metrics")
+    out.print(f"  gRPC     {endpoints.grpc}", markup=False)
+    out.print(f"  HTTP     http://{endpoints.http}", markup=False)
+    out.print(f"  metrics  http://{endpoints.metrics}/metrics", markup=False)
     body = '{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["hello"]}]}'
     # Without the header curl calls it a form, which Triton 24.10 parses, and dies of if it is 4 MiB long.
     header = "-H 'Content-Type: application/json'"

@@ -1,0 +1,52 @@
+"""The processes in which Triton's Python backend runs models, as /proc shows them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """One process; two that happen to share an id differ in when they began.
+
+    Attributes:
+        pid: process id.
+        began: clock ticks after boot.
+        model: name of the model it runs.
+    """
+
+    pid: int
+    began: int
+    model: str
+
+    def kill(self) -> None:
+        """End it at once, if it is still there."""
+        if _read(self.pid) == self:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def live_stubs(server: int) -> frozenset[Stub]:
+    """Stubs that the tritonserver with this process id started and that have not ended (stopped ones live)."""
+    found = (_read(int(entry.name), server) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return frozenset(stub for stub in found if stub is not None)
+
+
+def _read(pid: int, parent: int | None = None) -> Stub | None:
+    folder = Path("/proc") / str(pid)
+    try:
+        # After the name in parentheses, which may hold anything: state, parent, ..., and as the 20th the beginning.
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        if fields[0] in "ZX" or (parent is not None and int(fields[1]) != parent):
+            return None
+        command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        return None
+    if Path(command[0]).name != _STUB:
+        return None
+    # Its first argument is <repository>/<model>/<version>/model.py.
+    return Stub(pid, int(fields[19]), Path(command[1]).parent.parent.name)

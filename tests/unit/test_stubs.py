@@ -1,0 +1,49 @@
+"""Processes of Python models as /proc shows them; a waiting shell of that name stands in."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rose_ensemble.stubs import Stub, live_stubs
+from tests.support.stand_in import stand_in_stub
+from tests.support.waiting import wait_until
+
+
+def _pids() -> dict[int, str]:
+    return {stub.pid: stub.model for stub in live_stubs(os.getpid())}
+
+
+def test_stubs_are_found_with_their_models(tmp_path: Path) -> None:
+    with (
+        stand_in_stub(tmp_path) as rose,
+        stand_in_stub(tmp_path, "tokenize") as tokenize,
+        stand_in_stub(tmp_path, name="something_else") as other,
+    ):
+        assert _pids() == {rose.pid: "rose", tokenize.pid: "tokenize"}
+        assert other.poll() is None
+        assert live_stubs(rose.pid) == frozenset()
+
+
+def test_a_stopped_stub_lives_and_a_killed_one_does_not(tmp_path: Path) -> None:
+    with stand_in_stub(tmp_path) as process:
+        process.send_signal(signal.SIGSTOP)
+        (stub,) = live_stubs(os.getpid())
+        assert stub.pid == process.pid
+        stub.kill()
+        wait_until(lambda: _pids() == {}, "it has ended")  # a zombie until it is waited for
+        assert process.wait(60) == -signal.SIGKILL
+        stub.kill()  # no harm
+
+
+@pytest.mark.parametrize("field", ["began", "model"])
+def test_another_process_under_the_same_number_is_spared(tmp_path: Path, field: str) -> None:
+    with stand_in_stub(tmp_path) as process:
+        (stub,) = live_stubs(os.getpid())
+        former = Stub(stub.pid, stub.began - 1, stub.model) if field == "began" else Stub(stub.pid, stub.began, "other")
+        former.kill()
+        process.communicate(b"\n", timeout=60)  # it can still read, and ends by itself
+        assert process.returncode == 0
