@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from rose_backend.errors import CheckpointError
 
@@ -24,7 +27,7 @@ class Weights:
         dtype: what they are cast to.
 
     Raises:
-        CheckpointError: no safetensors file, or no prefix fits.
+        CheckpointError: no safetensors file, one that cannot be read, a malformed index, or no prefix fits.
     """
 
     def __init__(
@@ -42,22 +45,38 @@ class Weights:
             f"the file starts with {sorted(self._files)[:3]}"
         )
 
-    def take(self, name: str) -> torch.Tensor:
+    def take(self, name: str, *, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """The tensor `name` (without the checkpoint's prefix) on the target device.
 
         Raises:
-            CheckpointError: the checkpoint has no such tensor.
+            CheckpointError: the checkpoint has no such tensor, or it has another shape than is expected.
         """
         path = self._files.get(self._prefix + name)
         if path is None:
             raise CheckpointError(f"checkpoint has no tensor {self._prefix + name!r}")
-        with safe_open(path, framework="pt") as file:
+        with _opened(path) as file:
             stored: torch.Tensor = file.get_tensor(_stored_name(file.keys(), self._prefix + name))
+        if shape is not None and stored.shape != shape:
+            raise CheckpointError(
+                f"{path}: tensor {self._prefix + name!r} has shape {list(stored.shape)}, expected {list(shape)}"
+            )
         return stored.to(self._device, self._dtype).contiguous()
 
-    def stack(self, *names: str) -> torch.Tensor:
-        """Several tensors joined along dimension 0: what a fused projection multiplies with."""
-        return torch.cat([self.take(name) for name in names])
+    def stack(self, *names: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+        """Several tensors joined along dimension 0: what a fused projection multiplies with.
+
+        Raises:
+            CheckpointError: the checkpoint lacks one, they differ in another dimension, or what they make together
+                has another shape than is expected.
+        """
+        tensors = [self.take(name) for name in names]
+        shapes = {self._prefix + name: list(tensor.shape) for name, tensor in zip(names, tensors, strict=True)}
+        if len({tensor.shape[1:] for tensor in tensors}) > 1:
+            raise CheckpointError(f"checkpoint has tensors that cannot be joined: {shapes}")
+        joined = torch.cat(tensors)
+        if shape is not None and joined.shape != shape:
+            raise CheckpointError(f"checkpoint has tensors {shapes}, expected {list(shape)} together")
+        return joined
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -65,7 +84,7 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if index.is_file():
-        shards = {folder / shard for shard in json.loads(index.read_text())["weight_map"].values()}
+        shards = {folder / shard for shard in _shard_names(index)}
     elif single.is_file():
         shards = {single}
     else:
@@ -77,9 +96,37 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
     for shard in sorted(shards):
         if not shard.is_file():
             raise CheckpointError(f"{index} names {shard.name}, which is missing")
-        with safe_open(shard, framework="pt") as file:
+        with _opened(shard) as file:
             files.update({_current_name(name): shard for name in file.keys()})  # noqa: SIM118 (not a dict)
     return files
+
+
+def _shard_names(index: Path) -> set[str]:
+    """The files an index spreads the tensors over, all within its folder."""
+    try:
+        values = json.loads(index.read_text(encoding="utf-8"))
+    except ValueError as cause:
+        raise CheckpointError(f"{index} is not valid JSON: {cause}") from cause
+    weight_map = values.get("weight_map") if isinstance(values, dict) else None
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map from tensor names to files")
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise CheckpointError(f"{index}: weight_map names {shard!r} for {tensor!r}, not a file")
+        # By its name alone: a download cache makes files links to elsewhere.
+        if PurePath(shard).is_absolute() or ".." in PurePath(shard).parts:
+            raise CheckpointError(f"{index}: weight_map names {shard!r}, which lies outside the folder")
+    return set(weight_map.values())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; faults in it, found on opening or reading, name it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as cause:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {cause}") from cause
 
 
 def _current_name(stored: str) -> str:

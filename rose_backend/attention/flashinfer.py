@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, SplitAttention
-from rose_backend.attention.flashinfer_build import KernelSpec, missing
+from rose_backend.attention.flashinfer_kernels import FlashInferKernelError, KernelSpec, missing
 from rose_backend.kernels.ops import Ops
 
 _FA3_WORKSPACE_BYTES = 2**20  # FA3 does not split keys, so it keeps no partial results
@@ -63,9 +63,17 @@ class FlashInferBackend:
             raise BackendUnavailableError(f"{name}: needs a Hopper GPU")
         if importlib.util.find_spec("flashinfer") is None:
             raise BackendUnavailableError(f"{name}: pip install flashinfer-python")
+        if geometry.window is not None and not geometry.causal:
+            raise BackendUnavailableError(f"{name}: its windows end at the token itself")
         dtype: Literal["bfloat16", "float16"] = "bfloat16" if geometry.dtype is torch.bfloat16 else "float16"
-        if missing([KernelSpec(self.kernel, head_dim=geometry.head_dim, dtype=dtype)]):
-            raise BackendUnavailableError(f"{name}: kernel not built; run `rose build-kernels` once")
+        spec = KernelSpec(self.kernel, geometry.head_dim, dtype, sliding_window=geometry.window is not None)
+        try:
+            not_built = missing([spec])
+        except FlashInferKernelError as cause:
+            raise BackendUnavailableError(f"{name}: {cause}") from cause
+        if not_built:
+            wanted = " --sliding-window" if spec.sliding_window else ""
+            raise BackendUnavailableError(f"{name}: kernel not built; run `rose build-kernels{wanted}` once")
         # A kernel that should be there but is not must fail at once, not stall a request behind a compiler.
         os.environ.setdefault("FLASHINFER_DISABLE_JIT", "1")
         workspace = _Workspace(
@@ -125,6 +133,7 @@ class FlashInferAttention(SplitAttention):
             geometry.num_kv_heads,
             geometry.head_dim,
             causal=geometry.causal,
+            window_left=-1 if geometry.window is None else geometry.window[0],
             sm_scale=geometry.scale,
             q_data_type=geometry.dtype,
         )
