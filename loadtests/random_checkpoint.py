@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,26 @@ QWEN3_0_6B: dict[str, Any] = {
 }
 
 
-def write_qwen3(folder: Path, *, causal: bool = True, **changes: Any) -> Path:
+def write_qwen3(folder: Path, *, causal: bool = True, tokenizer: Path | None = None, **changes: Any) -> Path:
     """Write a Qwen3 checkpoint in bfloat16, drawn on the GPU if there is one; returns the folder.
 
     Args:
         folder: created if missing.
         causal: whether tokens see only earlier ones.
+        tokenizer: a `tokenizer.json`; without one, a vocabulary in name only, for engines that will not start
+            without, and which are sent ids.
         changes: other values for `config.json`, e.g. fewer layers.
     """
     config = {**QWEN3_0_6B, "is_causal": causal, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "model_max_length": 32768}))
-    # A vocabulary in name only, for engines that will not start without one; ids are what is sent.
-    words = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2}
-    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "model_max_length": 32768}))
+    if tokenizer is None:
+        words = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2}
+        Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
+    else:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
 

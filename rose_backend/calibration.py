@@ -22,7 +22,7 @@ TYPICAL_LENGTH = 512
 
 _NEAR_BEST = 0.97  # of the best throughput; the rest is noise and padding
 _WORTH_RECORDING = 0.98  # of the eager time
-_WARM_UPS, _TIMED = 2, 3
+_WARM_UPS, _TIMED = 2, 5
 _LONG_STEP_MS = 250.0  # what one batch may keep everybody else waiting; larger ones are not tried
 
 

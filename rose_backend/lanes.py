@@ -13,7 +13,7 @@ from rose_backend.errors import RoseError, UnavailableError
 from rose_backend.packer import TokenPacker
 
 _BULK_SEQUENCES = 32
-_PATIENT_SECONDS = 0.005  # asking whether a sender has gone costs a message; not worth it for what hardly waited
+_PATIENT_SECONDS = 0.05  # asking whether a sender has gone costs a message; not worth it for what hardly waited
 
 
 @dataclass(frozen=True)

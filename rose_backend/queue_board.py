@@ -53,7 +53,7 @@ def board_path(server_pid: int, model: str) -> Path:
 
 
 class QueueBoard:
-    """The file, mapped. One writer a slot; readers may see a slot half a moment old, never torn in a way that harms.
+    """The file, mapped. One writer a slot; a reader may see some of its numbers a moment older than the others.
 
     Args:
         path: made, with room for `num_slots`, by whoever comes first.
@@ -75,11 +75,12 @@ class QueueBoard:
 
     def write(self, index: int, depth: Depth, config: QueueConfig, bulk_tokens: int, tokens_per_second: float) -> None:
         """Tell how full engine `index` is."""
-        _SLOT.pack_into(
-            self._map, index * _SLOT.size,
+        line = _SLOT.pack(
             self._clock(), depth.tokens, depth.requests, config.max_tokens, config.max_requests, bulk_tokens,
             tokens_per_second,
         )  # fmt: skip
+        # Not `pack_into`: that clears the place first, and a reader would see an engine that takes nothing.
+        self._map[index * _SLOT.size : (index + 1) * _SLOT.size] = line
 
     def read(self) -> list[Slot]:
         """Every engine that wrote within the last few seconds."""
@@ -89,7 +90,7 @@ class QueueBoard:
             written, tokens, requests, max_tokens, max_requests, bulk, rate = _SLOT.unpack_from(
                 self._map, index * _SLOT.size
             )
-            if written >= oldest and max_tokens > 0:
+            if written >= oldest and max_tokens > 0 and max_requests > 0:
                 config = QueueConfig(max_tokens, max_requests)
                 slots.append(Slot(written, Depth(tokens, requests), config, bulk, rate))
         return slots

@@ -32,7 +32,7 @@ class Shape:
 
 # Each size at which some kernel is another, so that none is compiled or loaded while a request waits.
 _KERNEL_SHAPES = (
-    *(Shape(1, tokens) for tokens in (16, 32, 64, 128, 256, 512, 1024, 1280, 2048)),
+    *(Shape(1, tokens) for tokens in (16, 32, 64, 128, 256, 512, 1024, 2048)),
     *(Shape(64, length) for length in (16, 32, 64, 128)),
     Shape(300, 16),  # some kernels change above 256 sequences
 )

@@ -1,18 +1,35 @@
 """Triton kernel: a large product that ends in the step which would otherwise read its result again.
 
-From about a thousand tokens on, gate and up projections are written once as SwiGLU's product instead of being
-written, read and halved. Tiles arrive through tensor descriptors (the bulk copy engine of Hopper and later), and
-programs are ordered so that neighbours share weights in the L2 cache.
+Gate and up projections are written once as SwiGLU's product instead of being written, read and halved. Tiles arrive
+through tensor descriptors (the bulk copy engine of Hopper and later), and programs are ordered so that neighbours
+share weights in the L2 cache.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-_ROWS, _COLUMNS, _INNER, _GROUP = 128, 128, 64, 16
+
+@dataclass(frozen=True)
+class FusedTiling:
+    """Rows, columns of the result and inner elements of a tile, warps, pipeline depth."""
+
+    rows: int
+    columns: int
+    inner: int
+    warps: int
+    stages: int
+
+
+LARGE = FusedTiling(128, 128, 64, 8, 4)
+SMALL = FusedTiling(64, 64, 64, 4, 3)
+
+_GROUP = 16
 
 
 @triton.jit
@@ -42,18 +59,20 @@ def _swiglu_kernel(
     tl.store(place, y.to(out_ptr.dtype.element_ty), mask=(row < num_rows)[:, None])
 
 
-def swiglu(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+def swiglu(x: torch.Tensor, gate_up: torch.Tensor, tiling: FusedTiling) -> torch.Tensor:
     """`silu(x @ gate.T) * (x @ up.T)`.
 
     Args:
-        x: `[tokens, depth]`, contiguous; depth is a multiple of 64.
-        gate_up: `[2 * width, depth]`, gate rows first; width is a multiple of 128.
+        x: `[tokens, depth]`, contiguous.
+        gate_up: `[2 * width, depth]`, gate rows first.
+        tiling: its columns divide the width, its inner elements the depth.
     """
     tokens, depth, width = len(x), x.shape[1], len(gate_up) // 2
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    _swiglu_kernel[(triton.cdiv(tokens, _ROWS) * (width // _COLUMNS),)](
-        TensorDescriptor.from_tensor(x, [_ROWS, _INNER]), TensorDescriptor.from_tensor(gate_up, [_COLUMNS, _INNER]),
-        out, tokens, width=width, depth=depth, rows=_ROWS, columns=_COLUMNS, inner=_INNER, group=_GROUP, num_warps=8,
-        num_stages=4,
+    rows, columns, inner = tiling.rows, tiling.columns, tiling.inner
+    _swiglu_kernel[(triton.cdiv(tokens, rows) * (width // columns),)](
+        TensorDescriptor.from_tensor(x, [rows, inner]), TensorDescriptor.from_tensor(gate_up, [columns, inner]),
+        out, tokens, width=width, depth=depth, rows=rows, columns=columns, inner=inner, group=_GROUP,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return out

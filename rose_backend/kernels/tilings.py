@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from rose_backend.kernels.fused_gemm import LARGE, SMALL, FusedTiling
 from rose_backend.kernels.gemm import Tiling
 
-_FUSE_SWIGLU_FROM = 1280
+_LARGE_SWIGLU_FROM = 1280
+_SMALL_SWIGLU = (range(385, 513), range(897, 1025))  # where small tiles come out even on the card; cuBLAS between
 
 _LINEAR = {16: Tiling(16, 16, 64, 1, 2, 6), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 128, 1, 4, 6)}
 _SPLIT_LINEAR = {
@@ -39,9 +41,16 @@ class Tilings:
         """The choice for a CUDA device. Four-byte elements would not fit these tiles into shared memory."""
         return cls(enabled=torch.cuda.get_device_capability(device) == (9, 0) and dtype.itemsize == 2)
 
-    def fuses_swiglu(self, tokens: int, width: int, depth: int) -> bool:
-        """Whether gate and up projections end in SwiGLU; `width` counts both."""
-        return self.enabled and tokens >= _FUSE_SWIGLU_FROM and width % 256 == 0 and depth % 64 == 0
+    def fused_swiglu(self, tokens: int, width: int, depth: int) -> FusedTiling | None:
+        """For gate and up projections that end in SwiGLU, of hundreds of tokens and more; `width` counts both."""
+        if tokens >= _LARGE_SWIGLU_FROM:
+            tiling = LARGE
+        elif any(tokens in few for few in _SMALL_SWIGLU):
+            tiling = SMALL
+        else:
+            return None
+        fits = (width // 2) % tiling.columns == 0 and depth % tiling.inner == 0
+        return tiling if self.enabled and fits else None
 
     def linear(self, tokens: int, width: int, depth: int) -> Tiling | None:
         """For a plain product of many columns."""

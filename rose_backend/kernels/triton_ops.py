@@ -76,8 +76,9 @@ class TritonOps:
 
     def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
-        if self._tilings.fuses_swiglu(len(x), *gate_up.shape):
-            return fused_gemm.swiglu(x, gate_up)
+        fused = self._tilings.fused_swiglu(len(x), *gate_up.shape)
+        if fused is not None:
+            return fused_gemm.swiglu(x, gate_up, fused)
         tiling = self._tilings.swiglu(len(x), *gate_up.shape)
         if tiling is None:
             return activations.silu_mul(F.linear(x, gate_up))

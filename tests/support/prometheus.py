@@ -24,7 +24,7 @@ class Counters:
         Raises:
             KeyError: the page has no such sample.
         """
-        time.sleep(2 * FLUSH_SECONDS)  # counts are handed on a few times a second
+        time.sleep(1.2 * FLUSH_SECONDS)  # counts are handed on a few times a second
         with urllib.request.urlopen(self._url, timeout=10) as answer:
             page = answer.read().decode()
         samples = [

@@ -186,16 +186,17 @@ def test_swiglu_for_few_tokens(tokens: int) -> None:
     assert_close(gemm.swiglu(x, gate_up, Tiling(16, 16, 64, 1, 2, 2)), TORCH.swiglu(x, gate_up))
 
 
+@pytest.mark.parametrize("tiling", [fused_gemm.LARGE, fused_gemm.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("tokens", [1, 129])
-def test_swiglu_for_many_tokens(tokens: int) -> None:
+def test_swiglu_for_many_tokens(tokens: int, tiling: fused_gemm.FusedTiling) -> None:
     x, gate_up = rand(tokens, 128), rand(2 * 256, 128) / 8
-    assert_close(fused_gemm.swiglu(x, gate_up), TORCH.swiglu(x, gate_up))
+    assert_close(fused_gemm.swiglu(x, gate_up, tiling), TORCH.swiglu(x, gate_up))
 
 
 def test_swiglu_for_more_row_tiles_than_one_group() -> None:
     tokens = 17 * 128 + 5
     x, gate_up = rand(tokens, 64), rand(2 * 128, 64) / 8
-    assert_close(fused_gemm.swiglu(x, gate_up), TORCH.swiglu(x, gate_up))
+    assert_close(fused_gemm.swiglu(x, gate_up, fused_gemm.LARGE), TORCH.swiglu(x, gate_up))
 
 
 def attention_by_sequence(

@@ -136,7 +136,7 @@ def test_cancelled_requests_leave_unpacked_if_they_waited() -> None:
     fresh.is_cancelled = lambda: asked.append(fresh) is None
     for made in (gone, fresh):
         queue.add(made, 0.0)
-    clock.now = 1.001
+    clock.now = 1.01
     assert served(queue) == [[fresh]]  # it hardly waited, so it was not even asked
     assert asked == []
     [dropped] = queue.take_dropped()

@@ -88,6 +88,27 @@ def test_another_process_sees_it(tmp_path: Path) -> None:
     assert slot.is_full
 
 
+def test_a_reader_never_sees_a_line_half_written(tmp_path: Path) -> None:
+    """Another process writes one line over and over; whatever is read in between is that line."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from rose_backend.config import QueueConfig; from rose_backend.lanes import Depth\n"
+        "from rose_backend.queue_board import QueueBoard\n"
+        "board = QueueBoard(Path(sys.argv[1]), 1)\n"
+        "for _ in range(300_000): board.write(0, Depth(3, 2), QueueConfig(70, 30), 1, 9.0)"
+    )
+    path = tmp_path / "board"
+    board = QueueBoard(path, 1)
+    board.write(0, Depth(3, 2), QueueConfig(70, 30), 1, 9.0)
+    seen = set()
+    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as writer:
+        while writer.poll() is None:
+            assert board.refusal() is None
+            seen |= {(slot.depth, slot.config, slot.bulk_tokens) for slot in board.read()}
+    assert writer.returncode == 0
+    assert seen == {(Depth(3, 2), QueueConfig(70, 30), 1)}
+
+
 def test_the_file_is_private_and_named_after_its_server(tmp_path: Path) -> None:
     path = board_path(1234, "embed_rose")
     assert str(os.getuid()) in path.name
