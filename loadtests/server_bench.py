@@ -48,6 +48,13 @@ LOADS: dict[str, Load] = {
     "480 words, 4 x 100 texts": Load(480, 100, 4, 48),
     "120 words, 4 x 100 texts": Load(120, 100, 4, 120),
 }
+_STAGES = ("tokenize", "queue", "step", "copy", "request")  # tokenize: of a call; queue: from arrival to the batch
+_WATCHED = (
+    "rose_tokens_total",
+    "rose_sequences_total",
+    "rose_batches_total",
+    *(f"rose_{stage}_seconds_{part}" for stage in _STAGES for part in ("sum", "count")),
+)
 _SLOW_SHARE = 5  # vLLM is given this many times fewer requests, so that a run ends
 
 
@@ -136,7 +143,7 @@ def rose_rows(quick: bool) -> list[dict[str, Any]]:
     rows = []
     for name, load in LOADS.items():
         measure(_TRITON, Load(load.num_words, load.num_texts, load.concurrency, max(8, load.num_requests // 5)))
-        before = {key: metric(key) for key in ("rose_tokens_total", "rose_sequences_total", "rose_batches_total")}
+        before = {key: metric(key) for key in _WATCHED}
         with GpuBusy() as busy:
             row = measure(_TRITON, load)
         time.sleep(1.0)
@@ -145,12 +152,17 @@ def rose_rows(quick: bool) -> list[dict[str, Any]]:
             "tokens_per_text": round(delta["rose_tokens_total"] / max(1, delta["rose_sequences_total"]), 1),
             "tokens_per_batch": round(delta["rose_tokens_total"] / max(1, delta["rose_batches_total"])),
             "gpu_busy_percent": round(busy.percent, 1),
+            **{f"mean_{stage}_ms": _mean_ms(delta, f"rose_{stage}_seconds") for stage in _STAGES},
         }
         rows.append({"server": "rose", "load": name, **row})
         print(rows[-1], flush=True)
     if not quick:
         rows += [*half_rate_rows(rows), queries_under_bulk()]
     return rows
+
+
+def _mean_ms(delta: dict[str, float], name: str) -> float:
+    return round(delta[f"{name}_sum"] / max(1, delta[f"{name}_count"]) * 1e3, 3)
 
 
 def half_rate_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

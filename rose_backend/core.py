@@ -43,7 +43,7 @@ class Request:
     Attributes:
         input_ids: `[total_tokens]` int32, all sequences back to back; owned by this request.
         lengths: `[num_sequences]` int32, tokens of each sequence, each at least 1.
-        reply: called once, from the completer's thread, with `[num_sequences, dim]` float32 or an error.
+        reply: called once, from a thread of the service, with `[num_sequences, dim]` float32 or an error.
         normalize: whether the vectors are scaled to unit length.
         lane: where it queues; None: by its size.
         arrived: `time.monotonic()` seconds.

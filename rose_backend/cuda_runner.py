@@ -125,7 +125,7 @@ class CudaRunner:
         """See `Runner`: record what was hot before the last restart, one bucket a call."""
         bucket = self.hot.next_from_before()
         if bucket is None:
-            self.hot.save()
+            self.hot.save(now=True)
             return False
         self.warm([bucket])
         return True

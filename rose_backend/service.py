@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from rose_backend.admission import Limits
+from rose_backend.answering import Answer, Answerers
 from rose_backend.config import QueueConfig
 from rose_backend.core import Batch, Float32Array, Lane, Outcome, Request, Segment
 from rose_backend.errors import EngineError, RoseError, UnavailableError
@@ -96,6 +97,7 @@ class RoseService:
         self._packed = threading.Condition(lock)
         self._closing = False
         self._launched: queue.Queue[_Launched | Dropped | None] = queue.Queue(_BATCHES_IN_FLIGHT)
+        self._answerers = Answerers()
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
         self._completer_thread = threading.Thread(target=self._complete_batches, name="rose-completer")
         self._engine_thread.start()
@@ -143,6 +145,7 @@ class RoseService:
             self._arrived.notify()
         self._engine_thread.join()
         self._completer_thread.join()
+        self._answerers.close()
 
     def _tell(self) -> None:
         self._publish(self._queue.depth(), self._queue.depth(Lane.BULK).tokens, self._pacer.tokens_per_second)
@@ -210,17 +213,27 @@ class RoseService:
     def _complete_batches(self) -> None:
         while (item := self._launched.get()) is not None:
             if isinstance(item, Dropped):
-                if not item.request.answered:
-                    self._answer(item.request, item.error, item.outcome)
+                self._deliver(self._settle(item.request, item.error, item.outcome))
             else:
                 self._complete(item.batch, item.rows)
 
     def _complete(self, batch: Batch, rows: Rows) -> None:
         try:
-            self._hand_out(batch, self._wait_for(batch, rows))
+            answers = self._hand_out(batch, self._wait_for(batch, rows))
         except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
-            self._fail(batch, EngineError(f"the device failed: {cause!r}"))
+            error = EngineError(f"the device failed: {cause!r}")
+            answers = [
+                answer for segment in batch.segments for answer in self._settle(segment.request, error, Outcome.FAILED)
+            ]
+        self._deliver(answers)
+
+    def _deliver(self, answers: list[Answer]) -> None:
+        """Run a single answer here if nothing else is to be done: that is the quickest for it."""
+        if len(answers) == 1 and self._launched.empty():
+            answers[0]()
+        elif answers:
+            self._answerers.deliver(answers)
 
     def _wait_for(self, batch: Batch, rows: Rows) -> Float32Array:
         try:
@@ -231,37 +244,40 @@ class RoseService:
         self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds))
         return vectors
 
-    def _hand_out(self, batch: Batch, vectors: Float32Array) -> None:
-        """Put a batch's vectors back in the order of its segments and answer the requests that are whole."""
+    def _hand_out(self, batch: Batch, vectors: Float32Array) -> list[Answer]:
+        """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
         unsorted = np.empty((batch.num_sequences, vectors.shape[1]), np.float32)
         unsorted[batch.order] = vectors
-        first = 0
+        first, answers = 0, []
         for segment in batch.segments:
-            self._add(segment, unsorted[first : first + segment.count])
+            answers += self._add(segment, unsorted[first : first + segment.count])
             first += segment.count
+        return answers
 
-    def _add(self, segment: Segment, vectors: Float32Array) -> None:
+    def _add(self, segment: Segment, vectors: Float32Array) -> list[Answer]:
         request = segment.request
         if segment.count == request.num_sequences:
-            self._answer(request, vectors, Outcome.SERVED)
-            return
+            return self._settle(request, vectors, Outcome.SERVED)
         if request.rows is None:
             request.rows = np.empty((request.num_sequences, vectors.shape[1]), np.float32)
         request.rows[segment.first : segment.first + segment.count] = vectors
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
-            self._answer(request, request.rows, Outcome.SERVED)
+            return self._settle(request, request.rows, Outcome.SERVED)
+        return []
 
-    def _fail(self, batch: Batch, error: EngineError) -> None:
-        for segment in batch.segments:
-            if not segment.request.answered:
-                self._answer(segment.request, error, Outcome.FAILED)
-
-    def _answer(self, request: Request, answer: Float32Array | RoseError, outcome: Outcome) -> None:
+    def _settle(self, request: Request, answer: Float32Array | RoseError, outcome: Outcome) -> list[Answer]:
+        """Decide how a request ends; the one answer to run, or none if that was decided before."""
+        if request.answered:
+            return []
         request.answered = True
-        self._metrics.request_done(RequestReport(request, outcome, time.monotonic() - request.arrived))
-        try:
-            request.reply(answer)
-        except Exception:
-            # The receiver is gone or broken; the completer must live on for everybody else.
-            logger.exception("reply failed")
+
+        def reply() -> None:
+            self._metrics.request_done(RequestReport(request, outcome, time.monotonic() - request.arrived))
+            try:
+                request.reply(answer)
+            except Exception:
+                # The receiver is gone or broken; the others' answers must still go out.
+                logger.exception("reply failed")
+
+        return [reply]

@@ -37,6 +37,8 @@ class EmbedOptions(TypedDict, total=False):
     """Cut texts that are too long (the default), or have them refused."""
     truncation_direction: str
     """The side that is cut, `right` (the default) or `left`."""
+    lane: str
+    """`online` or `bulk`: where the request queues; by default as its size says."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,13 @@ from rose_ensemble.engine_settings import EngineSettings
 # So large that a request with too many rows reaches our own check (TextLimits), whose message names the field.
 _MAX_BATCH_SIZE = 2**20
 
+_TOGETHER = """\
+# Requests that wait together arrive in one call.
+dynamic_batching { max_queue_delay_microseconds: 0 }"""
+_ONE_BY_ONE = """\
+# No dynamic batching: among several engines requests are dealt one by one. Those that wait together are often large,
+# and in one call all would be one engine's."""
+
 _ENSEMBLE = Template("""\
 # Text in, vectors out: the embedding contract (README.md, "Request and response").
 name: "$name"
@@ -85,7 +92,7 @@ input [
   { name: "ROWS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }
 ]
 output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
-dynamic_batching { max_queue_delay_microseconds: 0 }
+$batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
 instance_group [ $groups ]
 parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
@@ -144,6 +151,7 @@ class Pipeline:
                 for key, value in self.engine.to_parameters().items()
             ),
             "max_batch_size": _MAX_BATCH_SIZE,
+            "batching": _TOGETHER if len(self.devices) == 1 else _ONE_BY_ONE,
         }
         return {
             self.name: _ENSEMBLE.substitute(values),

@@ -60,12 +60,14 @@ class TextTokenizer:
             )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, special tokens included, at any length. Releases the GIL while it works.
+        """Token ids of each text, special tokens included, at any length. Several texts are encoded outside the GIL.
 
         Raises:
             InvalidArgumentError: a text has words that the vocabulary cannot express.
         """
         try:
+            if len(texts) == 1:  # handing one text to the library's threads takes longer than a short text itself
+                return [self._tokenizer.encode(texts[0]).ids]
             encodings = self._tokenizer.encode_batch_fast(list(texts))
         except Exception as cause:  # the library raises nothing narrower
             raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause

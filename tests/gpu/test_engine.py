@@ -22,6 +22,7 @@ from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.packer import TokenPacker
+from rose_backend.startup import CUDA_SIZES
 
 _LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 500, 512]
 _VOCAB = 1000
@@ -149,6 +150,62 @@ def test_warm_buckets_replay_at_once(tmp_path: Path) -> None:
     _embed(engine, _sequences([40]))
     assert (runner.graphs.counters.eager, runner.graphs.counters.replays) == (0, 1)
     engine.close()
+
+
+def test_the_next_process_records_what_was_hot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    config = _config(_qwen3(tmp_path, causal=True), PoolingMode.LAST)
+    first = RoseEngine(config)
+    assert not first.idle()  # nothing is known yet
+    for _ in range(3):
+        expected = _embed(first, _sequences([40]))
+    first.close()
+    second = RoseEngine(config)
+    runner = second.runner
+    assert isinstance(runner, CudaRunner)
+    assert runner.graphs.buckets == []
+    assert second.idle()
+    assert runner.graphs.buckets == [Bucket.fitting(40, 1, 40)]
+    assert not second.idle()
+    assert np.array_equal(_embed(second, _sequences([40])), expected)
+    assert (runner.graphs.counters.eager, runner.graphs.counters.replays) == (0, 1)
+    second.close()
+
+
+def test_the_token_budget_is_measured(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST, token_budget=None))
+    assert engine.token_budget in CUDA_SIZES
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    assert runner.graphs.buckets == []  # what the measurement recorded is gone
+    engine.close()
+
+
+def test_engines_in_one_thread_keep_their_streams_apart(tmp_path: Path) -> None:
+    config = _config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN)
+    sequences = _sequences(_LENGTHS)
+    one, other = RoseEngine(config), RoseEngine(config)
+    expected = _embed(one, sequences)
+    for _ in range(3):
+        launched = [(engine, _launch(engine, sequences)) for engine in (one, other)]
+        for engine, batches in launched:
+            parts = []
+            for order, rows in batches:
+                unsorted = np.empty((len(order), engine.dim), np.float32)
+                unsorted[order] = rows.numpy()
+                parts.append(unsorted)
+            assert np.array_equal(np.concatenate(parts), expected)
+    one.close()
+    other.close()
+
+
+def test_a_sequence_longer_than_the_budget_runs_alone(tmp_path: Path) -> None:
+    folder = _qwen3(tmp_path, causal=False)
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, token_budget=128))
+    sequences = _sequences([100, 500, 20])
+    cosines = (_embed(engine, sequences) * _oracle(folder, Qwen3Model, sequences, PoolingMode.MEAN)).sum(1)
+    engine.close()
+    assert cosines.min() >= 0.999
 
 
 def test_a_step_never_waits(tmp_path: Path) -> None:

@@ -19,19 +19,30 @@ class Counters:
         self._url = url
 
     def read(self, name: str, **labels: str) -> int:
-        """The counter's value, summed over every sample that carries the labels.
+        """As `read_float`, for what is counted in ones."""
+        return int(self.read_float(name, **labels))
+
+    def read_float(self, name: str, **labels: str) -> float:
+        """The value, summed over every sample that carries the labels.
 
         Raises:
             KeyError: the page has no such sample.
         """
-        time.sleep(1.2 * FLUSH_SECONDS)  # counts are handed on a few times a second
-        with urllib.request.urlopen(self._url, timeout=10) as answer:
-            page = answer.read().decode()
         samples = [
             float(value)
-            for found, pairs, value in _SAMPLE.findall(page)
+            for found, pairs, value in _SAMPLE.findall(self.page())
             if found == name and labels.items() <= dict(_LABEL.findall(pairs)).items()
         ]
         if not samples:
             raise KeyError(f"{name} {labels}")
-        return int(sum(samples))
+        return sum(samples)
+
+    def names(self) -> set[str]:
+        """Every metric of ours on the page."""
+        return {found for found, _, _ in _SAMPLE.findall(self.page()) if found.startswith("rose_")}
+
+    def page(self) -> str:
+        """The page, once what was counted until now is on it."""
+        time.sleep(1.2 * FLUSH_SECONDS)  # counts are handed on a few times a second
+        with urllib.request.urlopen(self._url, timeout=10) as answer:
+            return str(answer.read().decode())

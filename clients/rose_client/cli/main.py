@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, repository, serve
+from rose_client.cli import build_kernels, demo, doctor, embed, repository, serve, warm
 
 app = typer.Typer(
     name="rose",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command("serve")(serve.serve)
 app.command("embed")(embed.embed)
 app.command("demo")(demo.demo)
+app.command("warm")(warm.warm)
 app.command("doctor")(doctor.doctor)
 app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(repository.app, name="repository")

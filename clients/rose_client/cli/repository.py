@@ -9,7 +9,18 @@ import typer
 
 from rose_backend.errors import RoseError
 from rose_client.cli.console import errors_to_exit
-from rose_ensemble.devices import parse_devices
+from rose_client.cli.pipelines import (
+    AttentionOption,
+    BudgetOption,
+    DeviceOption,
+    DtypeOption,
+    LanesOption,
+    QueuedRequestsOption,
+    QueuedTokensOption,
+    TokenizersOption,
+    default_tokenizers,
+    served_as,
+)
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository, default_repository
 
@@ -29,13 +40,30 @@ def open_repository(folder: Path | None) -> Repository:
 def add(
     checkpoint: Annotated[Path, typer.Argument(help="Hugging Face or sentence-transformers folder.")],
     name: Annotated[str | None, typer.Option(help="Model name; by default the folder's.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, or cuda:0,cuda:1,...")] = "auto",
     repository: RepositoryOption = None,
+    device: DeviceOption = None,
+    tokenizers: TokenizersOption = None,
+    dtype: DtypeOption = None,
+    attention: AttentionOption = None,
+    token_budget: BudgetOption = None,
+    max_queued_tokens: QueuedTokensOption = None,
+    max_queued_requests: QueuedRequestsOption = None,
+    lanes: LanesOption = None,
 ) -> None:
     """Write the three model folders of a checkpoint."""
     with errors_to_exit(RoseError):
         folder = checkpoint.resolve()
-        pipeline = Pipeline(name or folder.name, str(folder), parse_devices(device))
+        pipeline = served_as(
+            Pipeline(name or folder.name, str(folder), tokenizers=default_tokenizers()),
+            device,
+            tokenizers,
+            dtype=dtype,
+            attention=attention,
+            token_budget=token_budget,
+            max_queued_tokens=max_queued_tokens,
+            max_queued_requests=max_queued_requests,
+            lanes=lanes,
+        )
         store = open_repository(repository)
         store.add(pipeline)
     typer.echo(f"added {pipeline.name}: {', '.join(pipeline.configs())} in {store.folder}")

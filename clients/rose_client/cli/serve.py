@@ -9,11 +9,20 @@ import typer
 
 from rose_backend.errors import RoseError
 from rose_client.cli.console import err, errors_to_exit, out, sigterm_unwinds
+from rose_client.cli.pipelines import (
+    AttentionOption,
+    BudgetOption,
+    DeviceOption,
+    DtypeOption,
+    LanesOption,
+    QueuedRequestsOption,
+    QueuedTokensOption,
+    TokenizersOption,
+    chosen,
+    served_as,
+)
 from rose_client.cli.repository import RepositoryOption, open_repository
-from rose_ensemble.devices import parse_devices
 from rose_ensemble.health import HealthPolicy
-from rose_ensemble.pipeline import Pipeline
-from rose_ensemble.repository import Repository
 from rose_ensemble.server_process import Endpoints, ServerProcess
 from rose_ensemble.supervisor import Supervisor
 from rose_ensemble.tritonserver import find_server
@@ -29,10 +38,14 @@ def serve(
         typer.Option(help="Model name of the checkpoint in the same place; default: its folder's."),
     ] = None,
     repository: RepositoryOption = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="auto, cpu, or cuda:0,cuda:1,...: one engine each.", show_default="auto"),
-    ] = None,
+    device: DeviceOption = None,
+    tokenizers: TokenizersOption = None,
+    dtype: DtypeOption = None,
+    attention: AttentionOption = None,
+    token_budget: BudgetOption = None,
+    max_queued_tokens: QueuedTokensOption = None,
+    max_queued_requests: QueuedRequestsOption = None,
+    lanes: LanesOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
@@ -47,7 +60,20 @@ def serve(
     """
     with errors_to_exit(RoseError), sigterm_unwinds():
         store = open_repository(repository)
-        pipelines = _pipelines(store, checkpoint or [], name or [], device)
+        pipelines = [
+            served_as(
+                pipeline,
+                device,
+                tokenizers,
+                dtype=dtype,
+                attention=attention,
+                token_budget=token_budget,
+                max_queued_tokens=max_queued_tokens,
+                max_queued_requests=max_queued_requests,
+                lanes=lanes,
+            )
+            for pipeline in chosen(store, checkpoint or [], name or [])
+        ]
         for pipeline in pipelines:
             store.add(pipeline)
         endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
@@ -60,22 +86,6 @@ def serve(
                 supervisor.wait_until_answering()
             _announce(endpoints, names)
             raise typer.Exit(supervisor.run())
-
-
-def _pipelines(store: Repository, checkpoints: list[Path], names: list[str], device: str | None) -> list[Pipeline]:
-    if len(names) > len(checkpoints):
-        raise typer.BadParameter("more --name than --checkpoint")
-    devices = parse_devices(device) if device is not None else ("auto",)
-    if checkpoints:
-        folders = [folder.resolve() for folder in checkpoints]
-        chosen = names + [folder.name for folder in folders[len(names) :]]
-        return [Pipeline(name, str(folder), devices) for name, folder in zip(chosen, folders, strict=True)]
-    stored = store.pipelines()
-    if not stored:
-        return [Pipeline(devices=devices)]
-    if device is None:
-        return stored
-    return [Pipeline(pipeline.name, pipeline.checkpoint, devices) for pipeline in stored]
 
 
 def _announce(endpoints: Endpoints, names: list[str]) -> None:

@@ -1,0 +1,118 @@
+"""While bulk work keeps the engine busy: lanes, deadlines and cancelled requests, by what the engine then ran."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from tritonclient.utils import InferenceServerException
+
+from rose_ensemble.server_process import Endpoints
+from tests.support.oracle import Oracle
+from tests.support.prometheus import Counters
+from tests.support.texts import make_texts
+from tests.support.vectors import assert_close
+from tests.support.waiting import wait_until
+from tests.support.wire import Answer, embed, text_input
+
+_BULK = make_texts(300, longest=110, seed=21)  # several seconds on a CPU
+
+
+class Bulk:
+    """A large request under way."""
+
+    def __init__(self) -> None:
+        self.answer: Answer | None = None
+        self.seconds = 0.0
+
+
+@contextmanager
+def bulk_under_way(server: Endpoints, counters: Counters) -> Iterator[Bulk]:
+    """From when the engine works on it until it is answered."""
+    bulk, batches = Bulk(), counters.read("rose_batches_total")
+
+    def run() -> None:
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            began = time.monotonic()
+            bulk.answer = embed(client, _BULK)
+            bulk.seconds = time.monotonic() - began
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        wait_until(lambda: counters.read("rose_batches_total") > batches, "the bulk request is being worked on")
+        yield bulk
+    finally:
+        thread.join()
+
+
+def test_a_query_does_not_wait_for_a_bulk_request(
+    server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters, oracle: Oracle
+) -> None:
+    with bulk_under_way(server, counters) as bulk:
+        began = time.monotonic()
+        answer = embed(grpc_client, ["a kettle boils water"])
+        took = time.monotonic() - began
+        assert bulk.answer is None  # the larger request, which came first, is still under way
+    assert_close(answer.rows[0], oracle.vector("a kettle boils water"))
+    assert took < bulk.seconds / 2
+    assert bulk.answer is not None
+    assert_close(bulk.answer.rows[:5], oracle.vectors(_BULK[:5]))
+
+
+def test_the_parameter_lane_says_where_a_request_queues(
+    server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
+) -> None:
+    before = {lane: counters.read("rose_requests_total", lane=lane, outcome="served") for lane in ("online", "bulk")}
+    embed(grpc_client, ["tea"], lane="bulk")
+    embed(grpc_client, ["tea"] * 40)  # by its size
+    embed(grpc_client, ["tea"] * 40, lane="online")
+    after = {lane: counters.read("rose_requests_total", lane=lane, outcome="served") for lane in before}
+    assert {lane: after[lane] - before[lane] for lane in before} == {"online": 1, "bulk": 2}
+    with pytest.raises(InferenceServerException, match=r"lane.*'express'.*\['online', 'bulk'\]"):
+        embed(grpc_client, ["tea"], lane="express")
+
+
+def test_a_request_that_expires_in_the_queue_never_reaches_the_engine(
+    server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
+) -> None:
+    sequences = counters.read("rose_sequences_total")
+    expired = counters.read("rose_requests_total", outcome="expired")
+    with bulk_under_way(server, counters):
+        with pytest.raises(InferenceServerException, match="timeout expired while it was queued") as refused:
+            grpc_client.infer(
+                "embed", [text_input(grpcclient, ["tea"] * 5)], parameters={"lane": "bulk"}, timeout=100_000
+            )
+        assert "UNAVAILABLE" in str(refused.value.status())
+    assert counters.read("rose_requests_total", outcome="expired") == expired + 1
+    assert counters.read("rose_sequences_total") == sequences + len(_BULK)
+
+
+def test_a_cancelled_request_never_reaches_the_engine(
+    server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
+) -> None:
+    """Called directly: a step of an ensemble is not told by this server."""
+    tensors = []
+    for name, values in (("INPUT_IDS", [101, 2312, 102] * 5), ("LENGTHS", [3] * 5), ("ROWS", [1, 5])):
+        tensor = grpcclient.InferInput(name, [1, len(values)], "INT32")
+        tensor.set_data_from_numpy(np.array([values], np.int32))
+        tensors.append(tensor)
+    sequences = counters.read("rose_sequences_total")
+    cancelled = counters.read("rose_requests_total", outcome="cancelled")
+    with bulk_under_way(server, counters), pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        grpc_client.infer("rose", tensors, parameters={"lane": "bulk"}, client_timeout=0.2)
+    wait_until(
+        lambda: counters.read("rose_requests_total", outcome="cancelled") == cancelled + 1, "it is counted as cancelled"
+    )
+    assert counters.read("rose_sequences_total") == sequences + len(_BULK)
+
+
+def test_queues_are_empty_afterwards(counters: Counters) -> None:
+    for lane in ("online", "bulk"):
+        assert counters.read("rose_queued_tokens", lane=lane) == 0
+        assert counters.read("rose_queued_requests", lane=lane) == 0

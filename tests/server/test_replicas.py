@@ -1,0 +1,47 @@
+"""Two engines of one model: unequal requests keep both busy, and every row is right."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from pathlib import Path
+
+import tritonclient.grpc as grpcclient
+
+from tests.support.oracle import Oracle
+from tests.support.prometheus import Counters
+from tests.support.serving import serving
+from tests.support.texts import make_texts
+from tests.support.vectors import assert_close
+from tests.support.wire import embed
+
+_LARGE, _SMALL = 120, 2
+
+
+def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
+    """Large and small in turn: a server that alternates blindly gives one engine all the large ones.
+
+    Both engines together are busy for at least 1.8 times the time that passes, of 2.
+    """
+    with serving(tmp_path, "--device=cpu,cpu", "--token-budget=512") as server:
+        counters = Counters(f"http://{server.metrics}/metrics")
+        texts = make_texts(_LARGE, longest=60, seed=41)
+        requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(48)]
+        with grpcclient.InferenceServerClient(server.grpc) as client:
+            embed(client, texts)
+            busy = counters.read_float("rose_step_seconds_sum")
+            began = time.monotonic()
+
+            def send(request: list[str]) -> float:
+                answer = embed(client, request, lane="bulk")
+                assert_close(answer.rows[:2], oracle.vectors(request[:2]))
+                return time.monotonic()
+
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                ended = sorted(pool.map(send, requests))
+        # Until the last few requests there is work for both.
+        seconds = ended[-1] - began
+        busy = counters.read_float("rose_step_seconds_sum") - busy
+        shares = [counters.read_float("rose_tokens_total", instance=f"engine-{index}-cpu_0") for index in range(2)]
+    assert busy >= 1.8 * seconds
+    assert min(shares) >= 0.35 * sum(shares)
