@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rose_backend.core import Request
+import numpy as np
+
+from rose_backend.core import Int32Array, Request
 from rose_backend.errors import InvalidArgumentError
 
 
@@ -36,7 +38,7 @@ class Limits:
         """
         if request.num_sequences == 0:
             raise InvalidArgumentError("LENGTHS is empty: a request needs at least one sequence")
-        shortest, longest = int(request.lengths.min()), int(request.lengths.max())
+        shortest, longest = _extremes(request.lengths)
         if shortest < 1:
             raise InvalidArgumentError(f"LENGTHS holds {shortest}: every sequence needs at least 1 token")
         if longest > self.max_length:
@@ -45,7 +47,15 @@ class Limits:
             raise InvalidArgumentError(
                 f"LENGTHS adds up to {int(request.offsets[-1])}, but INPUT_IDS holds {request.num_tokens} ids"
             )
-        lowest, highest = int(request.input_ids.min()), int(request.input_ids.max())
-        if lowest < 0 or highest >= self.vocab_size:
+        # As unsigned numbers negative ids are the largest, so one pass finds either fault.
+        if int(request.input_ids.view(np.uint32).max()) >= self.vocab_size:
+            lowest, highest = _extremes(request.input_ids)
             wrong = lowest if lowest < 0 else highest
             raise InvalidArgumentError(f"INPUT_IDS holds {wrong}: token ids lie between 0 and {self.vocab_size - 1}")
+
+
+def _extremes(values: Int32Array) -> tuple[int, int]:
+    """Smallest and largest; a single value needs no passes."""
+    if values.size == 1:
+        return int(values[0]), int(values[0])
+    return int(values.min()), int(values.max())

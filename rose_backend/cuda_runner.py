@@ -125,14 +125,14 @@ class CudaRunner:
         """See `Runner`: record what was hot before the last restart, one bucket a call."""
         bucket = self.hot.next_from_before()
         if bucket is None:
-            self.hot.save(now=True)
+            self.hot.save()
             return False
         self.warm([bucket])
         return True
 
     def close(self) -> None:
         """See `Runner`."""
-        self.hot.save()
+        self.hot.save(now=True)
         self._own_stream()
         self._stream.synchronize()
         self._copy_stream.synchronize()

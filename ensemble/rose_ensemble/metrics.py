@@ -53,20 +53,26 @@ class Counter:
 
 
 class Histogram:
-    """Counts by upper bound; values above the last one count under `+Inf` alone."""
+    """Counts by upper bound; each bucket includes those below it, as Prometheus wants it, once it is handed on."""
 
-    def __init__(self, bounds: Sequence[float], buckets: Sequence[Counter], total: Counter, count: Counter) -> None:
+    def __init__(self, bounds: Sequence[float], buckets: Sequence[Counter], total: Counter) -> None:
         self._bounds = bounds
         self._buckets = buckets
+        self._seen = [0] * len(buckets)
         self._total = total
-        self._count = count
 
     def observe(self, value: float) -> None:
         """Count one value."""
-        for bucket in self._buckets[bisect.bisect_left(self._bounds, value) :]:
-            bucket.add()
+        self._seen[bisect.bisect_left(self._bounds, value)] += 1
         self._total.add(value)
-        self._count.add()
+
+    def settle(self) -> None:
+        """Carry what was seen to the buckets."""
+        below = 0
+        for index, bucket in enumerate(self._buckets):
+            below += self._seen[index]
+            bucket.add(below)
+            self._seen[index] = 0
 
 
 class MetricsBook:
@@ -81,6 +87,7 @@ class MetricsBook:
         self._make_sample = make_sample
         self._labels = dict(labels)
         self._counters: list[Counter] = []
+        self._histograms: list[Histogram] = []
         self._gauges: list[tuple[Sample, Callable[[], float]]] = []
         self._last: dict[int, float] = {}
         self.lock = threading.Lock()
@@ -97,8 +104,10 @@ class MetricsBook:
         """A histogram; to be changed while holding `lock`."""
         marks = [*(f"{bound:g}" for bound in bounds), "+Inf"]
         buckets = [self.counter(f"{name}_bucket", description, **labels, le=mark) for mark in marks]
-        total = self.counter(f"{name}_sum", description, **labels)
-        return Histogram(bounds, buckets, total, self.counter(f"{name}_count", description, **labels))
+        count = self.counter(f"{name}_count", description, **labels)  # what the bucket without a bound counts
+        histogram = Histogram(bounds, [*buckets, count], self.counter(f"{name}_sum", description, **labels))
+        self._histograms.append(histogram)
+        return histogram
 
     def gauge(self, name: str, description: str, read: Callable[[], float], **labels: str) -> None:
         """A value that is read anew for every hand-over."""
@@ -117,6 +126,8 @@ class MetricsBook:
     def flush(self) -> None:
         """Hand on what changed."""
         with self.lock:
+            for histogram in self._histograms:
+                histogram.settle()
             changes = [change for counter in self._counters if (change := counter.take()) is not None]
         for change in changes:  # without the lock: each of them is a message to the server
             change()

@@ -40,17 +40,13 @@ ensemble_scheduling {
       input_map { key: "TEXT" value: "TEXT" }
       input_map { key: "TOKEN_IDS" value: "TOKEN_IDS" }
       input_map { key: "TOKEN_LENGTHS" value: "TOKEN_LENGTHS" }
-      output_map { key: "INPUT_IDS" value: "input_ids" }
-      output_map { key: "LENGTHS" value: "lengths" }
-      output_map { key: "ROWS" value: "rows" }
+      output_map { key: "WORK" value: "work" }
       output_map { key: "TOKEN_COUNT" value: "TOKEN_COUNT" }
     },
     {
       model_name: "$rose"
       model_version: -1
-      input_map { key: "INPUT_IDS" value: "input_ids" }
-      input_map { key: "LENGTHS" value: "lengths" }
-      input_map { key: "ROWS" value: "rows" }
+      input_map { key: "WORK" value: "work" }
       output_map { key: "EMBEDDING" value: "EMBEDDING" }
     }
   ]
@@ -68,9 +64,7 @@ input [
   { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
 ]
 output [
-  { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "ROWS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 # No queue delay: whatever waits goes in one call, and nothing waits for company.
@@ -86,11 +80,8 @@ _ROSE = Template("""\
 name: "$rose"
 backend: "python"
 max_batch_size: $max_batch_size
-input [
-  { name: "INPUT_IDS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true },
-  { name: "ROWS" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true }
-]
+# b, n, arrival stamp (-1: now), the b x n lengths, all token ids: see rose_ensemble/work.py.
+input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
 output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
 $batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from rose_backend.core import Int32Array
 from rose_backend.errors import InvalidArgumentError, RoseError
 from rose_ensemble.checkpoint import Checkpoint
@@ -14,6 +12,7 @@ from rose_ensemble.options import RequestOptions
 from rose_ensemble.templates import prompt_for
 from rose_ensemble.texts import TextLimits, TokenInput
 from rose_ensemble.tokenization import TextTokenizer, Tokens
+from rose_ensemble.work import Work
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,11 @@ class TokenizeOutput:
     """What goes on to `rose`, and the counts that go back to the client.
 
     Attributes:
-        input_ids: `[1, total_tokens]` int32.
-        lengths: `[1, num_sequences]` int32, tokens after truncation.
-        rows: `[1, 3]` int32: the client's b and n, and when the request arrived.
-        token_count: `[b, n]` int32, the same as `lengths`.
+        work: the request's sequences.
+        token_count: `[b, n]` int32, tokens after truncation.
     """
 
-    input_ids: Int32Array
-    lengths: Int32Array
-    rows: Int32Array
+    work: Work
     token_count: Int32Array
 
 
@@ -102,10 +97,7 @@ class TokenizeStep:
         except RoseError as error:
             return error
         return TokenizeOutput(
-            input_ids=tokens.ids[None],
-            lengths=tokens.lengths[None],
-            rows=np.array([(*request.shape, request.arrived)], np.int32),
-            token_count=tokens.lengths.reshape(request.shape),
+            Work(request.shape, request.arrived, tokens.lengths, tokens.ids), tokens.lengths.reshape(request.shape)
         )
 
     def _tokens(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> Tokens:

@@ -78,21 +78,20 @@ def test_twenty_good_requests_after_a_poisonous_one(raw_grpc: RawGrpc, oracle: O
 
 
 @pytest.mark.parametrize(
-    ("ids", "lengths", "rows", "words"),
+    ("ids", "lengths", "shape", "words"),
     [
         ([101, 30522, 102], [3], [1, 1], ["INPUT_IDS", "30522", "30521"]),
         ([101, -1, 102], [3], [1, 1], ["INPUT_IDS", "-1"]),
         ([101, 102], [3], [1, 1], ["LENGTHS", "3", "2"]),
         ([101] * 257, [257], [1, 1], ["LENGTHS", "257", "256"]),
         ([101, 102], [2, 0], [1, 2], ["LENGTHS", "0"]),
-        ([101, 102], [2], [1, 2], ["ROWS", "LENGTHS"]),
+        ([], [2], [1, 2], ["WORK", "1 x 2"]),
     ],
 )
 def test_the_engine_checks_what_it_is_sent_directly(
-    raw_grpc: RawGrpc, oracle: Oracle, ids: list[int], lengths: list[int], rows: list[int], words: list[str]
+    raw_grpc: RawGrpc, oracle: Oracle, ids: list[int], lengths: list[int], shape: list[int], words: list[str]
 ) -> None:
-    tensors = [int_tensor("INPUT_IDS", ids), int_tensor("LENGTHS", lengths), int_tensor("ROWS", rows)]
-    message = raw_grpc.refusal(tensors, "rose")
+    message = raw_grpc.refusal([int_tensor("WORK", [*shape, -1, *lengths, *ids])], "rose")
     for word in words:
         assert word in message, message
     assert_close(raw_grpc.infer([_TEA])["EMBEDDING"][0, 0], oracle.vector("tea"))

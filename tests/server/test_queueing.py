@@ -13,6 +13,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 from rose_ensemble.server_process import Endpoints
+from rose_ensemble.work import NO_STAMP, Work
 from tests.support.oracle import Oracle
 from tests.support.prometheus import Counters
 from tests.support.texts import make_texts
@@ -97,15 +98,13 @@ def test_a_cancelled_request_never_reaches_the_engine(
     server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
 ) -> None:
     """Called directly: a step of an ensemble is not told by this server."""
-    tensors = []
-    for name, values in (("INPUT_IDS", [101, 2312, 102] * 5), ("LENGTHS", [3] * 5), ("ROWS", [1, 5])):
-        tensor = grpcclient.InferInput(name, [1, len(values)], "INT32")
-        tensor.set_data_from_numpy(np.array([values], np.int32))
-        tensors.append(tensor)
+    work = Work((1, 5), NO_STAMP, np.full(5, 3, np.int32), np.array([101, 2312, 102] * 5, np.int32)).pack()
+    tensor = grpcclient.InferInput("WORK", list(work.shape), "INT32")
+    tensor.set_data_from_numpy(work)
     sequences = counters.read("rose_sequences_total")
     cancelled = counters.read("rose_requests_total", outcome="cancelled")
     with bulk_under_way(server, counters), pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        grpc_client.infer("rose", tensors, parameters={"lane": "bulk"}, client_timeout=0.2)
+        grpc_client.infer("rose", [tensor], parameters={"lane": "bulk"}, client_timeout=0.2)
     wait_until(
         lambda: counters.read("rose_requests_total", outcome="cancelled") == cancelled + 1, "it is counted as cancelled"
     )

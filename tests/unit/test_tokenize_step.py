@@ -48,19 +48,23 @@ def refusal(step: TokenizeStep, request: TokenizeInput) -> str:
 
 def test_texts_become_ragged_ids(step: TokenizeStep) -> None:
     output = run_one(step, texts("tea", "", "tea pot", shape=(3, 1)))
-    assert output.input_ids.tolist() == [[101, TEA, 102, 101, 102, 101, TEA, POT, 102]]
-    assert output.lengths.tolist() == [[3, 2, 4]]
-    assert output.rows.tolist() == [[3, 1, 7]]
+    assert output.work.input_ids.tolist() == [101, TEA, 102, 101, 102, 101, TEA, POT, 102]
+    assert output.work.lengths.tolist() == [3, 2, 4]
+    assert (output.work.shape, output.work.stamp) == ((3, 1), 7)
     assert output.token_count.tolist() == [[3], [2], [4]]
-    assert {array.dtype for array in (output.input_ids, output.lengths, output.rows)} == {np.dtype(np.int32)}
+    assert {array.dtype for array in (output.work.input_ids, output.work.lengths)} == {np.dtype(np.int32)}
 
 
 def test_counts_are_those_after_truncation(step: TokenizeStep) -> None:
     output = run_one(step, texts("tea tea tea pot pot"))
-    assert output.input_ids.tolist() == [[101, TEA, TEA, TEA, 102]]
+    assert output.work.input_ids.tolist() == [101, TEA, TEA, TEA, 102]
     assert output.token_count.tolist() == [[5]]
-    assert run_one(step, texts("tea tea tea pot pot", truncation_direction="left")).input_ids.tolist() == [
-        [101, TEA, POT, POT, 102]
+    assert run_one(step, texts("tea tea tea pot pot", truncation_direction="left")).work.input_ids.tolist() == [
+        101,
+        TEA,
+        POT,
+        POT,
+        102,
     ]
 
 
@@ -75,30 +79,30 @@ def test_counts_are_those_after_truncation(step: TokenizeStep) -> None:
     ],
 )
 def test_prompts_go_in_front(step: TokenizeStep, options: dict[str, str], expected: list[int]) -> None:
-    assert run_one(step, texts("pot", **options)).input_ids.tolist() == [expected]
+    assert run_one(step, texts("pot", **options)).work.input_ids.tolist() == expected
 
 
 def test_the_default_prompt_applies_where_none_is_named(step: TokenizeStep) -> None:
     other = TokenizeStep(replace(step.checkpoint, default_prompt_name="query"), TextLimits())
-    assert run_one(other, texts("pot")).input_ids.tolist() == [[101, TEA, POT, 102]]
-    assert run_one(other, token_ids([POT])).input_ids.tolist() == [[POT]]
+    assert run_one(other, texts("pot")).work.input_ids.tolist() == [101, TEA, POT, 102]
+    assert run_one(other, token_ids([POT])).work.input_ids.tolist() == [POT]
 
 
 def test_a_prompt_is_plain_concatenation(step: TokenizeStep) -> None:
     assert (
-        run_one(step, texts("pot", prompt="tea")).input_ids.tolist()
-        == run_one(step, texts("teapot")).input_ids.tolist()
+        run_one(step, texts("pot", prompt="tea")).work.input_ids.tolist()
+        == run_one(step, texts("teapot")).work.input_ids.tolist()
     )
 
 
 def test_token_ids_get_no_special_tokens(step: TokenizeStep) -> None:
     output = run_one(step, token_ids([7], [101, 9, 102]))
-    assert output.input_ids.tolist() == [[7, 101, 9, 102]]
-    assert output.lengths.tolist() == output.token_count.tolist() == [[1, 3]]
+    assert output.work.input_ids.tolist() == [7, 101, 9, 102]
+    assert [output.work.lengths.tolist()] == output.token_count.tolist() == [[1, 3]]
 
 
 def test_token_ids_are_never_truncated(step: TokenizeStep) -> None:
-    assert run_one(step, token_ids([1, 2, 3, 4, 5])).lengths.tolist() == [[5]]
+    assert run_one(step, token_ids([1, 2, 3, 4, 5])).work.lengths.tolist() == [5]
     assert "holds 6: the limit is 5 tokens" in refusal(step, token_ids([1], [1, 2, 3, 4, 5, 6]))
 
 
@@ -131,12 +135,12 @@ def test_good_requests_are_untouched_by_bad_ones(step: TokenizeStep) -> None:
     good = {index: output for index, output in enumerate(outputs) if isinstance(output, TokenizeOutput)}
     assert sorted(good) == [0, 3, 6]
     assert all(isinstance(outputs[index], InvalidArgumentError) for index in (1, 2, 4, 5))
-    assert good[0].input_ids.tolist() == [[101, TEA, 102]]
-    assert good[3].input_ids.tolist() == [[9, 8]]
-    assert good[6].input_ids.tolist() == [[101, TEA, POT, 102, 101, TEA, TEA, 102]]
+    assert good[0].work.input_ids.tolist() == [101, TEA, 102]
+    assert good[3].work.input_ids.tolist() == [9, 8]
+    assert good[6].work.input_ids.tolist() == [101, TEA, POT, 102, 101, TEA, TEA, 102]
     assert good[6].token_count.tolist() == [[4], [4]]
 
 
 def test_only_token_ids_and_nothing_at_all(step: TokenizeStep) -> None:
     assert step.run([]) == []
-    assert run_one(step, token_ids([3])).input_ids.tolist() == [[3]]
+    assert run_one(step, token_ids([3])).work.input_ids.tolist() == [3]

@@ -69,7 +69,7 @@ def test_texts_that_cannot_be_tokenized_fail_alone(minilm: Path, tmp_path: Path)
     assert "TEXT cannot be tokenized" in str(poisoned)
     for output, ids in ((good, TEA_IDS), (other, POT_IDS)):
         assert isinstance(output, TokenizeOutput)
-        assert output.input_ids.tolist() == [list(ids)]
+        assert output.work.input_ids.tolist() == list(ids)
 
 
 def test_do_lower_case_goes_before_the_files_own_normalizer(tmp_path: Path) -> None:

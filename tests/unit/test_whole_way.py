@@ -63,7 +63,7 @@ def _serve(checkpoint: Checkpoint, texts: list[str], options: RequestOptions) ->
     step = TokenizeStep(checkpoint, TextLimits())
     [tokens] = step.run([TokenizeInput(texts, (1, len(texts)), options, 0)])
     assert isinstance(tokens, TokenizeOutput)
-    sequences = np.split(tokens.input_ids[0], np.cumsum(tokens.lengths[0])[:-1])
+    sequences = np.split(tokens.work.input_ids, np.cumsum(tokens.work.lengths)[:-1])
     request = request_of([ids.tolist() for ids in sequences], normalize=checkpoint.head.normalize)
     batch = TokenPacker(1024, 64).take(deque([request]))
     assert batch is not None

@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 from rose_backend.admission import Limits
 from rose_backend.core import Float32Array, Lane, Request
 from rose_backend.engine import RoseEngine
-from rose_backend.errors import InvalidArgumentError, RoseError
+from rose_backend.errors import RoseError
 from rose_backend.packer import TokenPacker
 from rose_backend.queue_board import QueueBoard, board_path
 from rose_backend.service import RoseService
@@ -20,6 +20,7 @@ from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
 from rose_ensemble.metrics import MetricsBook
 from rose_ensemble.options import RequestOptions
+from rose_ensemble.work import NO_STAMP, Work
 
 _SWITCH_SECONDS = 0.0005  # how long one thread may keep the others from running Python; the default is ten times that
 
@@ -36,18 +37,18 @@ class TritonPythonModel:
         self._engine = RoseEngine(instance.config)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(_sample_maker(), labels)
-        metrics = EngineMetrics(self._book, self._engine)
+        self._metrics = EngineMetrics(self._book, self._engine)
         board = QueueBoard(board_path(os.getppid(), args["model_name"]), instance.count)
         self._board = board
         self._service = RoseService(
             self._engine,
             TokenPacker(self._engine.token_budget, instance.config.max_sequences),
             Limits(self._engine.vocab_size, instance.config.max_length),
-            metrics,
+            self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
         )
-        metrics.watch(self._service)
+        self._metrics.watch(self._service)
         self._book.start()
 
     def execute(self, requests: list[Any]) -> None:
@@ -58,6 +59,7 @@ class TritonPythonModel:
             try:
                 good.append((self._read(request, sender), sender))
             except RoseError as error:
+                self._metrics.refused(error)
                 _send_error(sender, error)
         outcomes = self._service.submit_all([request for request, _ in good])
         for outcome, (_, sender) in zip(outcomes, good, strict=True):
@@ -73,14 +75,8 @@ class TritonPythonModel:
 
     def _read(self, request: Any, sender: Any) -> Request:
         options = RequestOptions.read(request.parameters)
-        ids = pb_utils.get_input_tensor_by_name(request, "INPUT_IDS").as_numpy()
-        lengths = pb_utils.get_input_tensor_by_name(request, "LENGTHS").as_numpy()
-        rows = pb_utils.get_input_tensor_by_name(request, "ROWS").as_numpy().ravel().tolist()
-        if len(rows) not in (2, 3):
-            raise InvalidArgumentError(f"ROWS holds {len(rows)} values: expected b and n")
-        b, n = rows[:2]
-        if min(b, n) < 1 or b * n != lengths.size:
-            raise InvalidArgumentError(f"ROWS says {b} x {n} sequences, but LENGTHS holds {lengths.size}")
+        work = Work.unpack(request.inputs()[0].as_numpy())
+        b, n = work.shape
 
         def reply(outcome: Float32Array | RoseError) -> None:
             if isinstance(outcome, RoseError):
@@ -89,17 +85,16 @@ class TritonPythonModel:
             tensor = pb_utils.Tensor("EMBEDDING", outcome.reshape(b, n, -1))
             sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-        # Triton's memory is valid only until `execute` returns, so what the queue keeps is copied.
         queued = Request(
-            ids.ravel().copy(),
-            lengths.ravel().copy(),
+            work.input_ids,
+            work.lengths,
             reply,
             normalize=self._normalize if options.normalize is None else options.normalize,
             lane=None if options.lane is None else Lane(options.lane),
             is_cancelled=sender.is_cancelled,
         )
-        if len(rows) == 3:
-            queued.arrived = arrived_at(rows[2])
+        if work.stamp != NO_STAMP:
+            queued.arrived = arrived_at(work.stamp)
         timeout = request.timeout()  # microseconds; 0: none
         if timeout:
             queued.deadline = queued.arrived + timeout / 1e6

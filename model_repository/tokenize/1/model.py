@@ -56,9 +56,8 @@ class TritonPythonModel:
     def _read(self, request: Any) -> TokenizeInput | RoseError:
         try:
             options = RequestOptions.read(request.parameters)
-            text = pb_utils.get_input_tensor_by_name(request, "TEXT")
-            ids = pb_utils.get_input_tensor_by_name(request, "TOKEN_IDS")
-            lengths = pb_utils.get_input_tensor_by_name(request, "TOKEN_LENGTHS")
+            inputs = {tensor.name(): tensor for tensor in request.inputs()}
+            text, ids, lengths = (inputs.get(name) for name in ("TEXT", "TOKEN_IDS", "TOKEN_LENGTHS"))
             limits = self._step.limits
             if text is not None and ids is None and lengths is None:
                 texts = text.as_numpy()
@@ -78,9 +77,7 @@ def _response(outcome: TokenizeOutput | RoseError) -> Any:
         return pb_utils.InferenceResponse(error=error)
     return pb_utils.InferenceResponse(
         [
-            pb_utils.Tensor("INPUT_IDS", outcome.input_ids),
-            pb_utils.Tensor("LENGTHS", outcome.lengths),
-            pb_utils.Tensor("ROWS", outcome.rows),
+            pb_utils.Tensor("WORK", outcome.work.pack()),
             pb_utils.Tensor("TOKEN_COUNT", outcome.token_count),
         ]
     )
