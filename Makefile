@@ -13,8 +13,10 @@ demo: $(VENV)/.server
 serve: $(VENV)/.server
 	@$(BIN)/rose serve
 
+# Two at a time where nothing is timed: most tests wait for servers to start.
 test: $(VENV)/.dev lint
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m "not alone" --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/pytest -m alone
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

@@ -21,7 +21,7 @@ TYPICAL_LENGTH = 512
 
 _NEAR_BEST = 0.98  # of the best throughput; the rest is noise and padding
 _WORTH_RECORDING = 0.98  # of the eager time
-_WARM_UPS, _ROUNDS = 2, 4
+_WARM_UPS = 2  # the second run of a shape may record it
 _LONG_STEP_MS = 250.0  # what one batch may keep everybody else waiting; larger ones are not tried
 
 
@@ -35,7 +35,7 @@ def synthetic_batch(num_tokens: int, length: int, vocab_size: int) -> Batch:
     return Batch.of((Segment(request, 0, len(lengths)),))
 
 
-def measure(step: Step, sizes: Sequence[int], max_length: int, vocab_size: int) -> dict[int, float]:
+def measure(step: Step, sizes: Sequence[int], max_length: int, vocab_size: int, *, rounds: int = 4) -> dict[int, float]:
     """Milliseconds from launch to vectors on the host, by number of tokens.
 
     Args:
@@ -43,19 +43,19 @@ def measure(step: Step, sizes: Sequence[int], max_length: int, vocab_size: int) 
         sizes: in tokens, ascending; those after the first that takes too long to serve are left out.
         max_length: of a sequence.
         vocab_size: token ids are below it.
+        rounds: how often each size is timed.
 
     Returns:
-        The quickest of several rounds over all sizes: whatever else the machine does only ever adds time.
+        The quickest of the rounds over all sizes: whatever else the machine does only ever adds time.
     """
     batches: dict[int, Batch] = {}
     for size in sizes:
         batches[size] = synthetic_batch(size, min(size, TYPICAL_LENGTH, max_length), vocab_size)
-        for _ in range(_WARM_UPS):
-            milliseconds = _timed(step, batches[size])
+        milliseconds = min(_timed(step, batches[size]) for _ in range(_WARM_UPS))
         if milliseconds > _LONG_STEP_MS:
             return {known: _timed(step, batch) for known, batch in batches.items()}
-    rounds = [{size: _timed(step, batch) for size, batch in batches.items()} for _ in range(_ROUNDS)]
-    return {size: min(times[size] for times in rounds) for size in batches}
+    taken = [{size: _timed(step, batch) for size, batch in batches.items()} for _ in range(rounds)]
+    return {size: min(times[size] for times in taken) for size in batches}
 
 
 def _timed(step: Step, batch: Batch) -> float:

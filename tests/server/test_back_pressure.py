@@ -22,6 +22,8 @@ from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
 from tests.support.wire import text_input
 
+pytestmark = pytest.mark.alone
+
 _MOST = 6
 
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import time
 from pathlib import Path
 
+import pytest
 import tritonclient.grpc as grpcclient
 
 from tests.support.oracle import Oracle
@@ -15,7 +16,9 @@ from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
 from tests.support.wire import embed
 
-_LARGE, _SMALL = 120, 2
+pytestmark = pytest.mark.alone
+
+_LARGE, _SMALL = 100, 2
 
 
 def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
@@ -25,8 +28,8 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
     """
     with serving(tmp_path, "--device=cpu,cpu", "--token-budget=512") as server:
         counters = Counters(f"http://{server.metrics}/metrics")
-        texts = make_texts(_LARGE, longest=60, seed=41)
-        requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(48)]
+        texts = make_texts(_LARGE, longest=40, seed=41)
+        requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(28)]
         with grpcclient.InferenceServerClient(server.grpc) as client:
             embed(client, texts)
             busy = counters.read_float("rose_step_seconds_sum")

@@ -12,11 +12,11 @@ _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
-class Counters:
-    """Reads the page at `url` anew for every value."""
+class Page:
+    """The page as it was at one moment."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, text: str) -> None:
+        self._samples = [(name, dict(_LABEL.findall(pairs)), float(v)) for name, pairs, v in _SAMPLE.findall(text)]
 
     def read(self, name: str, **labels: str) -> int:
         """As `read_float`, for what is counted in ones."""
@@ -28,21 +28,32 @@ class Counters:
         Raises:
             KeyError: the page has no such sample.
         """
-        samples = [
-            float(value)
-            for found, pairs, value in _SAMPLE.findall(self.page())
-            if found == name and labels.items() <= dict(_LABEL.findall(pairs)).items()
-        ]
-        if not samples:
+        found = [value for own, has, value in self._samples if own == name and labels.items() <= has.items()]
+        if not found:
             raise KeyError(f"{name} {labels}")
-        return sum(samples)
+        return sum(found)
 
     def names(self) -> set[str]:
-        """Every metric of ours on the page."""
-        return {found for found, _, _ in _SAMPLE.findall(self.page()) if found.startswith("rose_")}
+        """Every metric of ours."""
+        return {name for name, _, _ in self._samples if name.startswith("rose_")}
 
-    def page(self) -> str:
+
+class Counters:
+    """Reads the page at `url` anew for every value."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def read(self, name: str, **labels: str) -> int:
+        """As `Page.read`."""
+        return self.page().read(name, **labels)
+
+    def read_float(self, name: str, **labels: str) -> float:
+        """As `Page.read_float`."""
+        return self.page().read_float(name, **labels)
+
+    def page(self) -> Page:
         """The page, once what was counted until now is on it."""
         time.sleep(1.2 * FLUSH_SECONDS)  # counts are handed on a few times a second
         with urllib.request.urlopen(self._url, timeout=10) as answer:
-            return str(answer.read().decode())
+            return Page(answer.read().decode())

@@ -20,6 +20,7 @@ from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
 from rose_ensemble.metrics import MetricsBook
 from rose_ensemble.options import RequestOptions
+from rose_ensemble.orphan import end_with_server
 from rose_ensemble.work import NO_STAMP, Work
 
 _SWITCH_SECONDS = 0.0005  # how long one thread may keep the others from running Python; the default is ten times that
@@ -30,6 +31,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights, measure, and start the engine's threads."""
+        end_with_server()
         sys.setswitchinterval(_SWITCH_SECONDS)
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance

@@ -15,6 +15,7 @@ from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.metrics import MetricsBook
 from rose_ensemble.options import RequestOptions
+from rose_ensemble.orphan import end_with_server
 from rose_ensemble.texts import TextLimits, decode_texts, read_token_input
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
@@ -25,6 +26,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
+        end_with_server()
         config = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in config.items()}
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))

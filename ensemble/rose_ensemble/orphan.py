@@ -1,0 +1,28 @@
+"""A model process must not outlive its server: it would keep its GPU's memory, and nobody could ever reach it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+
+
+def end_with_server() -> None:
+    """From now on end this process, at once and whatever it is doing, when the process that started it is gone.
+
+    An orderly end is not possible then: an answer under way waits for a receipt that nobody will send.
+    """
+    server = os.getppid()
+    threading.Thread(target=_watch, args=(server,), name="rose-orphan", daemon=True).start()
+
+
+def _watch(server: int) -> None:
+    while os.getppid() == server:
+        time.sleep(_LOOK_SECONDS)
+    logger.error("the server is gone", extra={"pid": server})
+    os._exit(1)
