@@ -4,7 +4,7 @@ PYTHON ?= $(shell bash tools/find_python.sh)
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo serve test lint format bench clean
+.PHONY: demo serve test test-all lint format bench clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.server
@@ -15,8 +15,11 @@ serve: $(VENV)/.server
 
 # Two at a time where nothing is timed: most tests wait for servers to start.
 test: $(VENV)/.dev lint
-	@$(BIN)/pytest -m "not alone" --numprocesses auto --maxprocesses 4 --dist loadfile
-	@$(BIN)/pytest -m alone
+	@$(BIN)/pytest -m "not alone and not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/pytest -m alone tests/server
+
+test-all: $(VENV)/.dev lint
+	@$(BIN)/pytest
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

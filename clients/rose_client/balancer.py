@@ -23,7 +23,15 @@ class Balancer:
         self._turn = 0
         self._lock = threading.Lock()
 
-    def take(self, tokens: int, now: float, *, full: Container[int] = (), failed: int | None = None) -> int | None:
+    def take(
+        self,
+        tokens: int,
+        now: float,
+        *,
+        full: Container[int] = (),
+        failed: int | None = None,
+        dead: int | None = None,
+    ) -> int | None:
         """Choose a server and count the tokens as outstanding there until `release`.
 
         Args:
@@ -31,19 +39,20 @@ class Balancer:
             now: seconds, on the clock of `avoid`.
             full: servers that take no more of this call at present.
             failed: the server the chunk failed on; chosen again only for want of another.
+            dead: the server where it met a dead process; if there are others it waits for one rather than go back.
 
         Returns:
             The server, or None while none may be used. Avoided ones are used only if all are avoided.
         """
         with self._lock:
-            servers = range(len(self._outstanding))
+            servers = [server for server in range(len(self._outstanding)) if server != dead] or [0]
             usable = [server for server in servers if self._avoided_until[server] <= now] or servers
             free = [server for server in usable if server not in full]
             if not free:
                 return None
 
             def rank(server: int) -> tuple[bool, int, int]:
-                return server == failed, self._outstanding[server], (server - self._turn) % len(servers)
+                return server == failed, self._outstanding[server], (server - self._turn) % len(self._outstanding)
 
             chosen = min(free, key=rank)
             self._outstanding[chosen] += tokens

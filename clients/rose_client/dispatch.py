@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rose_client.balancer import Balancer
 from rose_client.chunking import Chunk, ChunkLimits, split
 from rose_client.errors import RequestError
-from rose_client.retries import RetryPolicy, is_absent
+from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
 from rose_client.wire import Embeddings
 
 _LONGEST_PAUSE = 1.0  # a server's avoidance ends without an event
@@ -82,6 +82,7 @@ class Call:
         self._due = [(-math.inf, index) for index in range(len(chunks))]  # a heap: (when, chunk)
         self._failures: dict[int, list[RequestError]] = {}  # by chunk, the latest last
         self._failed_on: dict[int, int] = {}  # by chunk, the latest server
+        self._dead_at: dict[int, int] = {}  # by chunk, the server whose process was dead
         self._running: set[Attempt] = set()
         self._in_flight: Counter[int] = Counter()  # by server
         self._answers: dict[int, Embeddings] = {}  # by chunk
@@ -144,6 +145,8 @@ class Call:
             raise outcome.of_texts(attempt.chunk.first, len(attempt.chunk.texts)) from outcome
         balancer.avoid(attempt.server, now + retries.avoid_for(outcome, wait))
         self._failed_on[attempt.index] = attempt.server
+        if is_dead_stub(outcome):
+            self._dead_at[attempt.index] = attempt.server
         heapq.heappush(self._due, (now + wait, attempt.index))
 
     def pause(self, now: float) -> float:
@@ -165,7 +168,11 @@ class Call:
     def _place(self, index: int, now: float) -> int | None:
         full = [server for server, count in self._in_flight.items() if count >= self._dispatcher.max_in_flight]
         return self._dispatcher.balancer.take(
-            self._chunks[index].tokens, now, full=full, failed=self._failed_on.get(index)
+            self._chunks[index].tokens,
+            now,
+            full=full,
+            failed=self._failed_on.get(index),
+            dead=self._dead_at.get(index),
         )
 
     def _release(self, attempt: Attempt) -> None:

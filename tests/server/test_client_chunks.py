@@ -134,7 +134,8 @@ def test_two_servers_share_a_call(
 
 
 @pytest.mark.parametrize(
-    ("run", "number"), [(_sync, signal.SIGTERM), (_sync, signal.SIGKILL), (_asyncio, signal.SIGKILL)]
+    ("run", "number"),
+    [(_sync, signal.SIGTERM), (_sync, signal.SIGKILL), pytest.param(_asyncio, signal.SIGKILL, marks=pytest.mark.slow)],
 )
 def test_one_of_two_servers_ends_on_the_way(
     run: Run, number: signal.Signals, server: Endpoints, doomed: ServerProcess, long_vectors: npt.NDArray[np.float32]
@@ -163,6 +164,7 @@ def test_a_dead_stub_is_escaped(server: Endpoints, doomed: ServerProcess, tmp_pa
         assert failed.value.status == "INTERNAL"
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_up_meanwhile_is_found(tmp_path: Path, oracle: Oracle) -> None:
     endpoints = Endpoints.free("127.0.0.1")
     patient = RetryPolicy(longest_wait=0.5, absent_tries=1000)

@@ -77,7 +77,7 @@ def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: s
     assert re.findall(r"^model recovered: model=embed seconds=\d+\.\d tries=\d+$", served.log, re.MULTILINE)
 
 
-@pytest.mark.parametrize("model", ["rose", "tokenize", "embed"])
+@pytest.mark.parametrize("model", ["rose", "tokenize", pytest.param("embed", marks=pytest.mark.slow)])
 def test_reload_under_load_loses_nothing(served: Serving, oracle: Oracle, model: str) -> None:
     """A changed file makes Triton load again; requests meanwhile wait or are answered by the old processes."""
     changed = "1/model.py" if model != "embed" else "config.pbtxt"
@@ -120,6 +120,7 @@ def test_a_model_unloaded_on_purpose_stays_unloaded(served: Serving) -> None:
     assert served.log.count("model failed") == failures
 
 
+@pytest.mark.slow
 def test_one_dead_engine_of_two(oracle: Oracle, tmp_path: Path) -> None:
     """Triton serves the two in turn, so every second request fails; both are new afterwards."""
     with serving(tmp_path, "--device=cpu,cpu", "--probe-interval=0.5") as served:
@@ -140,6 +141,7 @@ def test_sigterm_during_recovery(tmp_path: Path) -> None:
         assert "model recovered" not in served.log
 
 
+@pytest.mark.slow
 def test_unrecoverable_failure_ends_the_server(minilm: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(minilm, checkpoint)
@@ -179,6 +181,7 @@ def test_progress_is_read_from_the_metrics_page(server: Endpoints, counters: Cou
     assert read_batches(TritonHttp(server.host, 1), "rose") is None
 
 
+@pytest.mark.slow
 def test_a_busy_engine_is_not_taken_for_a_dead_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The probe waits behind work of many seconds, and the limit is a few."""
     store, pipeline = (

@@ -18,7 +18,7 @@ from tests.support.wire import embed
 
 pytestmark = pytest.mark.alone
 
-_LARGE, _SMALL = 100, 2
+_LARGE, _SMALL = 40, 2
 
 
 def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
@@ -26,10 +26,10 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
 
     Both engines together are busy for at least 1.8 times the time that passes, of 2.
     """
-    with serving(tmp_path, "--device=cpu,cpu", "--token-budget=512") as server:
+    with serving(tmp_path, "--device=cpu,cpu", "--token-budget=128") as server:
         counters = Counters(f"http://{server.metrics}/metrics")
         texts = make_texts(_LARGE, longest=40, seed=41)
-        requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(28)]
+        requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(52)]
         with grpcclient.InferenceServerClient(server.grpc) as client:
             embed(client, texts)
             busy = counters.read_float("rose_step_seconds_sum")

@@ -45,6 +45,14 @@ def test_a_failed_chunk_goes_elsewhere_if_it_can() -> None:
     assert Balancer(1).take(1, 0, failed=0) == 0
 
 
+def test_a_chunk_never_goes_back_to_a_dead_process_if_there_are_others() -> None:
+    balancer = Balancer(2)
+    balancer.avoid(0, until=10)
+    assert balancer.take(1, 0, dead=1) == 0  # avoided, and still the better one
+    assert balancer.take(1, 0, dead=1, full=[0]) is None  # it waits
+    assert Balancer(1).take(1, 0, dead=0) == 0
+
+
 def test_an_avoided_server_gets_nothing_until_its_time_is_over() -> None:
     balancer = Balancer(2)
     balancer.avoid(0, until=10)
