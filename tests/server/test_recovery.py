@@ -55,7 +55,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 @pytest.mark.parametrize(
     ("model", "number"),
-    [("rose", signal.SIGKILL), ("tokenize", signal.SIGKILL), ("tokenize", signal.SIGSTOP)],
+    [
+        ("rose", signal.SIGKILL),
+        pytest.param("tokenize", signal.SIGKILL, marks=pytest.mark.slow),
+        ("tokenize", signal.SIGSTOP),
+    ],
 )
 def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: signal.Signals) -> None:
     http, before, told = RawHttp(served.http), served.tritonserver(), served.log.count("model recovered")
@@ -77,7 +81,9 @@ def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: s
     assert re.findall(r"^model recovered: model=embed seconds=\d+\.\d tries=\d+$", served.log, re.MULTILINE)
 
 
-@pytest.mark.parametrize("model", ["rose", "tokenize", pytest.param("embed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", ["rose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tokenize", "embed"))]
+)
 def test_reload_under_load_loses_nothing(served: Serving, oracle: Oracle, model: str) -> None:
     """A changed file makes Triton load again; requests meanwhile wait or are answered by the old processes."""
     changed = "1/model.py" if model != "embed" else "config.pbtxt"
@@ -132,6 +138,7 @@ def test_one_dead_engine_of_two(oracle: Oracle, tmp_path: Path) -> None:
         assert served.process.wait(100) == 0
 
 
+@pytest.mark.slow
 def test_sigterm_during_recovery(tmp_path: Path) -> None:
     with serving(tmp_path, "--probe-interval=0.5") as served:
         os.kill(served.stub("tokenize"), signal.SIGKILL)

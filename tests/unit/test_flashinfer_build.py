@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import functools
 import os
 import select
 import shutil
@@ -204,7 +205,11 @@ class TestCommand:
         os.mkfifo(held)  # at its end when everything that a compiler started is gone
         environment = os.environ | {"FAKE_COMPILER_HOLDS": str(held)}
         command = [sys.executable, "-m", "rose_client.cli", "build-kernels", "--head-dim", "128"]
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as rose, held.open("rb") as pipe:
+        heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # shells' background jobs ignore it
+        with (
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, preexec_fn=heeding) as rose,
+            held.open("rb") as pipe,
+        ):
             assert pipe.readline() == b"started\n"
             rose.send_signal(number)
             rose.communicate(timeout=60)

@@ -23,7 +23,8 @@ def test_stubs_are_found_with_their_models(tmp_path: Path) -> None:
         stand_in_stub(tmp_path, "tokenize") as tokenize,
         stand_in_stub(tmp_path, name="something_else") as other,
     ):
-        assert _pids() == {rose.pid: "rose", tokenize.pid: "tokenize"}
+        expected = {rose.pid: "rose", tokenize.pid: "tokenize"}
+        wait_until(lambda: _pids() == expected, "both run under their own names")
         assert other.poll() is None
         assert live_stubs(rose.pid) == frozenset()
 
