@@ -135,7 +135,11 @@ def test_two_servers_share_a_call(
 
 @pytest.mark.parametrize(
     ("run", "number"),
-    [(_sync, signal.SIGTERM), (_sync, signal.SIGKILL), pytest.param(_asyncio, signal.SIGKILL, marks=pytest.mark.slow)],
+    [
+        pytest.param(_sync, signal.SIGTERM, marks=pytest.mark.slow),
+        (_sync, signal.SIGKILL),
+        pytest.param(_asyncio, signal.SIGKILL, marks=pytest.mark.slow),
+    ],
 )
 def test_one_of_two_servers_ends_on_the_way(
     run: Run, number: signal.Signals, server: Endpoints, doomed: ServerProcess, long_vectors: npt.NDArray[np.float32]

@@ -11,10 +11,10 @@ from tests.support.oracle import Oracle
 from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
 
-_REQUESTS = 500
+_REQUESTS = 300
 
 
-async def test_500_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
+async def test_300_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
     pool = make_texts(60, longest=9, seed=5)
     draw = random.Random(6)
     requests = [draw.choices(pool, k=draw.randint(1, 7)) for _ in range(_REQUESTS)]
@@ -27,7 +27,7 @@ async def test_500_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
 
 def test_a_request_of_many_batches(server: Endpoints, oracle: Oracle) -> None:
     pool = make_texts(40, longest=60, seed=7)
-    texts = random.Random(8).choices(pool, k=300)
+    texts = random.Random(8).choices(pool, k=150)
 
     async def embed() -> object:
         async with AsyncRoseClient(server.grpc) as client:

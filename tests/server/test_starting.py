@@ -108,6 +108,7 @@ def test_serve_embed_and_stop_with_work_in_flight(oracle: Oracle, minilm: Path, 
 
 
 @pytest.mark.skipif(not _has_ipv6(), reason="no IPv6 loopback")
+@pytest.mark.slow
 def test_ipv6(oracle: Oracle, tmp_path: Path) -> None:
     with serving(tmp_path, "--host=::1", "--device=cpu") as served:
         for address in (served.http, served.grpc, served.metrics):
