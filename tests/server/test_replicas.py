@@ -24,7 +24,7 @@ _LARGE, _SMALL = 40, 2
 def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
     """Large and small in turn: a server that alternates blindly gives one engine all the large ones.
 
-    Both engines together are busy for at least 1.8 times the time that passes, of 2.
+    Both engines together are busy for about 1.8 times the time that passes, of 2; blindly it is little more than 1.
     """
     with serving(tmp_path, "--device=cpu,cpu", "--token-budget=128") as server:
         counters = Counters(f"http://{server.metrics}/metrics")
@@ -35,16 +35,14 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
             busy = counters.read_float("rose_step_seconds_sum")
             began = time.monotonic()
 
-            def send(request: list[str]) -> float:
-                answer = embed(client, request, lane="bulk")
-                assert_close(answer.rows[:2], oracle.vectors(request[:2]))
-                return time.monotonic()
-
             with concurrent.futures.ThreadPoolExecutor(12) as pool:
-                ended = sorted(pool.map(send, requests))
-        # Until the last few requests there is work for both.
-        seconds = ended[-1] - began
+                answers = list(pool.map(lambda request: embed(client, request, lane="bulk"), requests))
+            seconds = time.monotonic() - began
         busy = counters.read_float("rose_step_seconds_sum") - busy
         shares = [counters.read_float("rose_tokens_total", instance=f"engine-{index}-cpu_0") for index in range(2)]
-    assert busy >= 1.8 * seconds
+    for request, answer in zip(requests, answers, strict=True):
+        assert_close(answer.rows[:2], oracle.vectors(request[:2]))
+    print(f"busy for {busy / seconds:.2f} of 2")  # noqa: T201 (shown when it fails)
+    # 1.6 to 1.9 on two cores, which the clients and the server share with both engines.
+    assert busy >= 1.4 * seconds
     assert min(shares) >= 0.35 * sum(shares)
