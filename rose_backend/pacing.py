@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
 _LEAD_SECONDS = 1.5e-3  # packing, launching, and how late a thread may wake
 _LEAD_SHARE = 0.1
-_MEMORY = 0.2  # weight of the newest time in the moving average
+_MEMORY = 0.2  # weight of the newest rate in the moving average
+_FORGETTING = 0.05  # by how much a shortest time grows with every batch that did not reach it
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,11 @@ class _Launched:
 
 @dataclass
 class Pacer:
-    """Learns how long batches take, by powers of two of their tokens. All times are `time.monotonic()` seconds.
+    """Learns how long batches take at least, by powers of two of their tokens. Times are `time.monotonic()` seconds.
+
+    At least: a batch that was recorded, or whose end was noticed late, says nothing of the next. To launch early costs
+    little; to wait for a batch that is long done leaves the device idle. For the same reason a wait should end when
+    `finished` is called.
 
     Not thread-safe: the service locks around it.
     """
@@ -43,15 +49,14 @@ class Pacer:
         seconds = max(now - max(batch.at, self._free_since), 1e-6)
         self._free_since = now
         size = batch.tokens.bit_length()
-        known = self._seconds_per_token.get(size)
-        latest = seconds / batch.tokens
-        self._seconds_per_token[size] = latest if known is None else known + _MEMORY * (latest - known)
+        known = self._seconds_per_token.get(size, math.inf)
+        self._seconds_per_token[size] = min(seconds / batch.tokens, known * (1 + _FORGETTING))
         rate = batch.tokens / seconds
         self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
         return seconds
 
     def hold(self, now: float) -> float:
-        """Seconds to wait before the next launch; 0: launch now."""
+        """Seconds to wait before the next launch, unless a batch finishes first; 0: launch now."""
         if not self._under_way:
             return 0.0
         began = max(self._under_way[0].at, self._free_since)

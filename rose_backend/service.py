@@ -95,6 +95,7 @@ class RoseService:
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)
         self._packed = threading.Condition(lock)
+        self._finished = threading.Condition(lock)
         self._closing = False
         self._launched: queue.Queue[_Launched | Dropped | None] = queue.Queue(_BATCHES_IN_FLIGHT)
         self._answerers = Answerers()
@@ -177,15 +178,16 @@ class RoseService:
                     self._tell()
                 elif self._closing:
                     return None
-                elif not hold and self._arrived.wait(_QUIET_SECONDS if idling else None):
+                elif hold:
+                    self._finished.wait(hold)
+                    continue
+                elif self._arrived.wait(_QUIET_SECONDS if idling else None):
                     continue
             for item in dropped:
                 self._launched.put(item)
             if batch is not None:
                 return batch
-            if hold:
-                time.sleep(hold)
-            elif not dropped:
+            if not dropped:
                 idling = self._engine.idle()
 
     def _launch(self, batch: Batch) -> None:
@@ -241,6 +243,7 @@ class RoseService:
         finally:
             with self._arrived:
                 seconds = self._pacer.finished(time.monotonic())
+                self._finished.notify()
         self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds))
         return vectors
 

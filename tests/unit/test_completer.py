@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -112,3 +113,31 @@ def test_a_slow_receiver_holds_up_neither_the_others_nor_the_next_batch() -> Non
     service.submit_all([Request(one, one, reply) for reply in replies])
     service.close()
     assert slow_done == [True]
+
+
+def test_a_wait_for_the_device_ends_with_the_batch() -> None:
+    """Two slow batches teach that the third takes long, and the fourth should wait for it; it is quick."""
+    quick = threading.Event()
+
+    def rows(batch: Batch) -> Float32Array:
+        if not quick.is_set():
+            time.sleep(0.6)
+        return batch.input_ids[:, None].astype(np.float32)
+
+    service = RoseService(
+        MadeUpEngine(lambda batch: MadeUp(lambda: rows(batch))), TokenPacker(4, 1), Limits(100, 8), NullMetrics()
+    )
+
+    def seconds_for(count: int) -> float:
+        answered = threading.Semaphore(0)
+        began = time.monotonic()
+        four, one = np.ones(4, np.int32), np.array([4], np.int32)
+        service.submit_all([Request(four, one, lambda _: answered.release()) for _ in range(count)])
+        for _ in range(count):
+            assert answered.acquire(timeout=30)
+        return time.monotonic() - began
+
+    assert seconds_for(2) >= 1.2
+    quick.set()
+    assert seconds_for(2) < 0.4  # held to the end, it would be more than half a second
+    service.close()

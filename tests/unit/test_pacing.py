@@ -63,6 +63,28 @@ def test_a_batch_that_never_started_is_forgotten() -> None:
     assert pacer.hold(1.0) == 0.0
 
 
+def test_one_slow_batch_does_not_make_the_next_wait() -> None:
+    """Recording a graph takes many times as long as replaying it."""
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.finished(1.2)
+    pacer.launched(8192, 2.0)
+    expected = 0.016 * 1.05
+    assert pacer.hold(2.0) == pytest.approx(expected - 0.0015 - 0.1 * expected)
+
+
+def test_the_quickest_counts_at_once_and_is_forgotten_slowly() -> None:
+    pacer = after_one(8192, 0.2)  # the first of its size was recorded
+    for start in (1.0, 2.0):
+        pacer.launched(8192, start)
+        pacer.finished(start + 0.016)
+    for start in range(3, 103):  # the device has become slower for good
+        pacer.launched(8192, float(start))
+        pacer.finished(start + 0.03)
+    pacer.launched(8192, 200.0)
+    assert pacer.hold(200.0) == pytest.approx(0.03 - 0.0015 - 0.003)
+
+
 def test_tokens_per_second_follow_the_device() -> None:
     pacer = after_one(1000, 0.5)
     assert pacer.tokens_per_second == pytest.approx(2000.0)
