@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 FLUSH_SECONDS = 0.5
 
@@ -33,6 +33,20 @@ class Sample(Protocol):
 
 MakeSample = Callable[[str, str, str, Mapping[str, str]], Sample]
 """Name, description, `counter` or `gauge`, labels."""
+
+
+def samples_of(metric_family: Any) -> MakeSample:
+    """How to make the server's metrics with its Python backend's class `MetricFamily`."""
+    families: dict[str, Any] = {}  # kept, since a family that is collected takes its metrics with it
+    kinds = {"counter": metric_family.COUNTER, "gauge": metric_family.GAUGE}
+
+    def make(name: str, description: str, kind: str, labels: Mapping[str, str]) -> Sample:
+        if name not in families:
+            families[name] = metric_family(name, description, kinds[kind])
+        sample: Sample = families[name].Metric(labels=dict(labels))
+        return sample
+
+    return make
 
 
 class Counter:

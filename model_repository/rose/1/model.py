@@ -3,7 +3,6 @@
 import json
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -18,7 +17,7 @@ from rose_backend.service import RoseService
 from rose_ensemble.arrival import arrived_at
 from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
-from rose_ensemble.metrics import MetricsBook
+from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.work import NO_STAMP, Work
@@ -38,7 +37,7 @@ class TritonPythonModel:
         self._normalize = instance.config.head.normalize
         self._engine = RoseEngine(instance.config)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
-        self._book = MetricsBook(_sample_maker(), labels)
+        self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = EngineMetrics(self._book, self._engine)
         board = QueueBoard(board_path(os.getppid(), args["model_name"]), instance.count)
         self._board = board
@@ -107,16 +106,3 @@ def _send_error(sender: Any, error: RoseError) -> None:
     code = getattr(pb_utils.TritonError, error.status.value)
     response = pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
-def _sample_maker() -> Any:
-    """Makes the server's metrics; families are kept, since one that is collected takes its metrics with it."""
-    families: dict[str, Any] = {}
-    kinds = {"counter": pb_utils.MetricFamily.COUNTER, "gauge": pb_utils.MetricFamily.GAUGE}
-
-    def make(name: str, description: str, kind: str, labels: Mapping[str, str]) -> Any:
-        if name not in families:
-            families[name] = pb_utils.MetricFamily(name, description, kinds[kind])
-        return families[name].Metric(labels=dict(labels))
-
-    return make

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -13,7 +12,7 @@ from rose_backend.queue_board import QueueBoard, board_path
 from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
-from rose_ensemble.metrics import MetricsBook
+from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.texts import TextLimits, decode_texts, read_token_input
@@ -33,7 +32,7 @@ class TritonPythonModel:
         self._step = TokenizeStep(checkpoint, TextLimits())
         self._board = QueueBoard(board_path(os.getppid(), parameters["engine_model"]), int(parameters["engines"]))
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
-        self._book = MetricsBook(_sample_maker(), labels)
+        self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = TokenizeMetrics(self._book)
         self._book.start()
 
@@ -83,15 +82,3 @@ def _response(outcome: TokenizeOutput | RoseError) -> Any:
             pb_utils.Tensor("TOKEN_COUNT", outcome.token_count),
         ]
     )
-
-
-def _sample_maker() -> Any:
-    """Makes the server's metrics; families are kept, since one that is collected takes its metrics with it."""
-    families: dict[str, Any] = {}
-
-    def make(name: str, description: str, kind: str, labels: Mapping[str, str]) -> Any:  # noqa: ARG001 (all count)
-        if name not in families:
-            families[name] = pb_utils.MetricFamily(name, description, pb_utils.MetricFamily.COUNTER)
-        return families[name].Metric(labels=dict(labels))
-
-    return make
