@@ -46,12 +46,6 @@ class Slot:
         return self.depth.tokens >= self.config.max_tokens or self.depth.requests >= self.config.max_requests
 
 
-def board_path(server_pid: int, model: str) -> Path:
-    """The file of one engine model in one server, in shared memory where there is some."""
-    folder = Path("/dev/shm") if Path("/dev/shm").is_dir() else Path(tempfile.gettempdir())  # noqa: S108
-    return folder / f"rose-{os.getuid()}-{server_pid}-{model}.queue"
-
-
 class QueueBoard:
     """The file, mapped. One writer a slot; a reader may see some of its numbers a moment older than the others.
 
@@ -62,7 +56,6 @@ class QueueBoard:
     """
 
     def __init__(self, path: Path, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
         self._clock = clock
         size = num_slots * _SLOT.size
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -72,6 +65,20 @@ class QueueBoard:
         finally:
             os.close(handle)
         self.num_slots = num_slots
+
+    @classmethod
+    def of_server(cls, server_pid: int, model: str, num_slots: int) -> QueueBoard:
+        """The board of one engine model in one server; files of servers that are gone are removed.
+
+        It lies in the temporary folder and not in shared memory, which containers may share while their servers have
+        the same process id.
+        """
+        folder, mine = Path(tempfile.gettempdir()), f"rose-{os.getuid()}-"
+        for left in folder.glob(f"{mine}*.queue"):
+            pid = left.name.removeprefix(mine).split("-", 1)[0]
+            if not Path(f"/proc/{pid}").exists():
+                left.unlink(missing_ok=True)
+        return cls(folder / f"{mine}{server_pid}-{model}.queue", num_slots)
 
     def write(self, index: int, depth: Depth, config: QueueConfig, bulk_tokens: int, tokens_per_second: float) -> None:
         """Tell how full engine `index` is."""
@@ -114,9 +121,3 @@ class QueueBoard:
             if other != index and (written < oldest or bulk < bulk_tokens):
                 return True
         return False
-
-    def close(self, *, remove: bool = False) -> None:
-        """Unmap the file and, if asked, remove it."""
-        self._map.close()
-        if remove:
-            self._path.unlink(missing_ok=True)

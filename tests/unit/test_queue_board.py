@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from rose_backend.config import QueueConfig
 from rose_backend.lanes import Depth
-from rose_backend.queue_board import QueueBoard, board_path
+from rose_backend.queue_board import QueueBoard
 
 CONFIG = QueueConfig(max_tokens=100, max_requests=10)
 
@@ -109,11 +110,28 @@ def test_a_reader_never_sees_a_line_half_written(tmp_path: Path) -> None:
     assert seen == {(Depth(3, 2), QueueConfig(70, 30), 1)}
 
 
-def test_the_file_is_private_and_named_after_its_server(tmp_path: Path) -> None:
-    path = board_path(1234, "embed_rose")
-    assert str(os.getuid()) in path.name
-    assert "1234" in path.name
-    board = QueueBoard(tmp_path / "board", 1)
-    assert (tmp_path / "board").stat().st_mode & 0o777 == 0o600
-    board.close(remove=True)
-    assert not (tmp_path / "board").exists()
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_the_file_is_private_and_named_after_its_server(temporary: Path) -> None:
+    board = QueueBoard.of_server(os.getpid(), "embed_rose", 1)
+    [path] = temporary.iterdir()
+    assert path.name == f"rose-{os.getuid()}-{os.getpid()}-embed_rose.queue"
+    assert path.stat().st_mode & 0o777 == 0o600
+    board.write(0, Depth(7, 2), CONFIG, 0, 0.0)
+    [slot] = QueueBoard.of_server(os.getpid(), "embed_rose", 1).read()
+    assert slot.depth == Depth(7, 2)
+
+
+def test_files_of_servers_that_are_gone_are_removed(temporary: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+    mine = f"rose-{os.getuid()}-"
+    for name in (f"{mine}{ended.pid}-rose.queue", f"{mine}{os.getpid()}-other.queue", "rose-else.queue"):
+        (temporary / name).touch()
+    QueueBoard.of_server(os.getpid(), "rose", 1)
+    left = {path.name for path in temporary.iterdir()}
+    assert left == {f"{mine}{os.getpid()}-other.queue", f"{mine}{os.getpid()}-rose.queue", "rose-else.queue"}

@@ -12,7 +12,7 @@ from rose_backend.core import Float32Array, Lane, Request
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
 from rose_backend.packer import TokenPacker
-from rose_backend.queue_board import QueueBoard, board_path
+from rose_backend.queue_board import QueueBoard
 from rose_backend.service import RoseService
 from rose_ensemble.arrival import arrived_at
 from rose_ensemble.engine_instance import EngineInstance
@@ -39,7 +39,7 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = EngineMetrics(self._book, self._engine)
-        board = QueueBoard(board_path(os.getppid(), args["model_name"]), instance.count)
+        board = QueueBoard.of_server(os.getppid(), args["model_name"], instance.count)
         self._board = board
         self._service = RoseService(
             self._engine,

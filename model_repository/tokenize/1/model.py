@@ -8,7 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from rose_backend.errors import InvalidArgumentError, RoseError, UnavailableError
-from rose_backend.queue_board import QueueBoard, board_path
+from rose_backend.queue_board import QueueBoard
 from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
@@ -30,7 +30,7 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config.items()}
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
         self._step = TokenizeStep(checkpoint, TextLimits())
-        self._board = QueueBoard(board_path(os.getppid(), parameters["engine_model"]), int(parameters["engines"]))
+        self._board = QueueBoard.of_server(os.getppid(), parameters["engine_model"], int(parameters["engines"]))
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = TokenizeMetrics(self._book)
