@@ -25,6 +25,7 @@ class Lane(str, Enum):
 
     ONLINE = "online"
     BULK = "bulk"
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and every request looks its lane up often
 
 
 class Outcome(str, Enum):
@@ -34,6 +35,7 @@ class Outcome(str, Enum):
     FAILED = "failed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    __hash__ = str.__hash__
 
 
 @dataclass(eq=False, slots=True)
