@@ -20,18 +20,26 @@ _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
     "qwen3": Qwen3,
 }
 
+_LEAVES_FLOAT16 = frozenset({"bidirectional_pplx_qwen3", "gemma3_text"})  # activations beyond 65,504 become NaN
 
-def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> RaggedModel:
+
+def load_model(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, allow_unsafe_dtype: bool = False
+) -> RaggedModel:
     """Build the architecture a checkpoint names and load its weights.
 
     Raises:
-        CheckpointError: the `model_type` is not served, or the files do not fit it.
+        CheckpointError: the `model_type` is not served, or not in this dtype, or the files do not fit it.
     """
     values = json.loads((folder / "config.json").read_text())
-    builder = _MODELS.get(values.get("model_type"))
+    kind = values.get("model_type")
+    builder = _MODELS.get(kind)
     if builder is None:
+        raise CheckpointError(f"{folder / 'config.json'}: model_type {kind!r} is not served; known: {sorted(_MODELS)}")
+    if kind in _LEAVES_FLOAT16 and dtype is torch.float16 and not allow_unsafe_dtype:
         raise CheckpointError(
-            f"{folder / 'config.json'}: model_type {values.get('model_type')!r} is not served; known: {sorted(_MODELS)}"
+            f"{folder / 'config.json'}: model_type {kind!r} leaves the range of float16; "
+            "use bfloat16 or float32, or set allow_unsafe_dtype"
         )
     if device.type == "cuda":
         from rose_backend.kernels.triton_ops import TritonOps  # the Triton language comes with CUDA builds of torch
