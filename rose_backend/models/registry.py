@@ -13,11 +13,15 @@ from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.models.base import ModelSource, RaggedModel
 from rose_backend.models.bert import Bert
 from rose_backend.models.qwen3 import Qwen3
+from rose_backend.models.roberta import Roberta
 
 _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
     "bert": Bert,
     "bidirectional_pplx_qwen3": Qwen3,
+    "camembert": Roberta,
     "qwen3": Qwen3,
+    "roberta": Roberta,
+    "xlm-roberta": Roberta,
 }
 
 _LEAVES_FLOAT16 = frozenset({"bidirectional_pplx_qwen3", "gemma3_text"})  # activations beyond 65,504 become NaN
