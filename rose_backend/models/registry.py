@@ -12,6 +12,7 @@ from rose_backend.errors import CheckpointError
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.models.base import ModelSource, RaggedModel
 from rose_backend.models.bert import Bert
+from rose_backend.models.gemma3 import Gemma3
 from rose_backend.models.modernbert import ModernBert
 from rose_backend.models.nomic_bert import NomicBert
 from rose_backend.models.qwen3 import Qwen3
@@ -21,6 +22,7 @@ _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
     "bert": Bert,
     "bidirectional_pplx_qwen3": Qwen3,
     "camembert": Roberta,
+    "gemma3_text": Gemma3,
     "modernbert": ModernBert,
     "nomic_bert": NomicBert,
     "qwen3": Qwen3,
