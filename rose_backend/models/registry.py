@@ -13,8 +13,11 @@ from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.models.base import ModelSource, RaggedModel
 from rose_backend.models.bert import Bert
 from rose_backend.models.gemma3 import Gemma3
+from rose_backend.models.llama import Llama
+from rose_backend.models.mistral import Mistral
 from rose_backend.models.modernbert import ModernBert
 from rose_backend.models.nomic_bert import NomicBert
+from rose_backend.models.qwen2 import Qwen2
 from rose_backend.models.qwen3 import Qwen3
 from rose_backend.models.roberta import Roberta
 
@@ -23,8 +26,12 @@ _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
     "bidirectional_pplx_qwen3": Qwen3,
     "camembert": Roberta,
     "gemma3_text": Gemma3,
+    "llama": Llama,
+    "llama_bidirec": Llama,
+    "mistral": Mistral,
     "modernbert": ModernBert,
     "nomic_bert": NomicBert,
+    "qwen2": Qwen2,
     "qwen3": Qwen3,
     "roberta": Roberta,
     "xlm-roberta": Roberta,
