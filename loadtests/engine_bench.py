@@ -316,7 +316,7 @@ def _run_variant(
     assert isinstance(runner, CudaRunner)
     rows: list[dict[str, Any]] = [start]
     if variant == "auto":
-        table = {f"{s.length} x {s.num_tokens // s.length}": name for s, name in runner.attention.table.items()}
+        table = {f"{s.length} x {s.num_tokens // s.length}": name for s, name in runner.selectors[0].table.items()}
         rows.append({**common, "suite": "attention table", "table": table})
         print("attention table", table, flush=True)
     for suite in suites:

@@ -73,6 +73,7 @@ class EngineConfig:
         dtype: `float32`, `bfloat16`, `float16`, or `auto`: float32 on the CPU, bfloat16 on a GPU.
         attention: a backend's name, or `auto` to measure and choose per bucket.
         graphs: capture limits.
+        allow_unsafe_dtype: whether float16 may be asked for of a family whose numbers are known to leave its range.
 
     Raises:
         CheckpointError: a limit is not positive.
@@ -87,6 +88,7 @@ class EngineConfig:
     dtype: str = "auto"
     attention: str = "auto"
     graphs: GraphConfig = GraphConfig()
+    allow_unsafe_dtype: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_sequences", "token_budget"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rose_backend.attention.base import RaggedLayout
+from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.sdpa import SdpaBackend
 from rose_backend.config import PoolingMode
 from rose_backend.core import Batch
@@ -22,16 +22,16 @@ class CpuRunner:
         self._model = model
         self._pooling = pooling
         self._ops = TorchOps()
-        self._attention = SdpaBackend(model.geometry, self._ops)
+        self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> LazyTensor:
         """See `Runner`."""
         cu_seqlens = torch.from_numpy(batch.cu_seqlens)
-        attend = self._attention.open(RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
-        attend.plan(cu_seqlens)
+        attends = Attentions.open(self._backends, RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
+        attends.plan(cu_seqlens)
         input_ids, normalize = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.normalize)
-        vectors = forward(self._model, self._ops, input_ids, cu_seqlens, normalize, attend, self._pooling)
+        vectors = forward(self._model, self._ops, input_ids, cu_seqlens, normalize, attends, self._pooling)
         return LazyTensor(vectors.numpy())
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rose_backend.attention.base import Attention, RaggedLayout
+from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
@@ -59,26 +59,29 @@ class CudaRunner:
     def __init__(self, model: RaggedModel, config: EngineConfig, largest: Bucket) -> None:
         self._model = model
         self._pooling = config.head.pooling
-        self._device = model.geometry.device
-        self._ops = TritonOps(self._device, model.geometry.dtype)
-        self.attention = select_attention(
-            model.geometry,
-            self._ops,
-            config.attention,
-            model.num_layers,
-            config.max_length,
-            largest.num_tokens,
-            rotates=model.rotates,
-        )
+        self._device = model.geometries[0].device
+        self._ops = TritonOps(self._device, model.geometries[0].dtype)
+        self.selectors = [
+            select_attention(
+                geometry,
+                self._ops,
+                config.attention,
+                model.layer_kinds.count(kind),
+                config.max_length,
+                largest.num_tokens,
+                rotates=model.rotates,
+            )
+            for kind, geometry in enumerate(model.geometries)
+        ]
         self._stream = torch.cuda.Stream(self._device)
         self._copy_stream = torch.cuda.Stream(self._device)
         self._driver = CudaDriver()
         self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device)
         self._results = PinnedRing(largest.num_sequences * model.hidden_size)
         self._pool = torch.cuda.graph_pool_handle()
-        self._attentions: dict[Bucket, Attention] = {}
+        self._attentions: dict[Bucket, Attentions] = {}
         self._copied: int | None = None  # handle of the event after the last copy to the host
-        capturable = all(backend.capturable for backend in self.attention.backends)
+        capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
         self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
         self.hot = HotBuckets.of(config, torch.cuda.get_device_name(self._device), largest)
@@ -175,15 +178,16 @@ class CudaRunner:
         return LazyTensor(rows, events, padding)
 
     @torch.inference_mode()
-    def _forward(self, inputs: DeviceInputs, attention: Attention) -> torch.Tensor:
+    def _forward(self, inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:
         ids, offsets, normalize = inputs.input_ids, inputs.cu_seqlens, inputs.normalize
         return forward(self._model, self._ops, ids, offsets, normalize, attention, self._pooling)
 
-    def _attention(self, bucket: Bucket) -> Attention:
+    def _attention(self, bucket: Bucket) -> Attentions:
         attention = self._attentions.get(bucket)
         if attention is None:
             layout = RaggedLayout(self._staging.views(bucket).cu_seqlens, bucket.num_tokens, bucket.max_seqlen)
-            attention = self._attentions[bucket] = self.attention.choose(bucket).open(layout)
+            backends = [selector.choose(bucket) for selector in self.selectors]
+            attention = self._attentions[bucket] = Attentions.open(backends, layout)
         return attention
 
     def _capture(self, bucket: Bucket) -> CudaRecording:

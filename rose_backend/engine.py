@@ -39,7 +39,9 @@ class RoseEngine:
         self.config = config
         began = time.perf_counter()
         device = torch.device(config.device)
-        self._model = load_model(config.checkpoint, device, _dtype(config, device))
+        self._model = load_model(
+            config.checkpoint, device, _dtype(config, device), allow_unsafe_dtype=config.allow_unsafe_dtype
+        )
         if config.max_length > self._model.max_positions:
             raise CheckpointError(
                 f"max_length {config.max_length} is more than the {self._model.max_positions} positions "

@@ -54,7 +54,8 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
         runner.run_eagerly(synthetic_batch(shape.count * shape.length, shape.length, vocab_size)).wait()
     seconds = round(time.perf_counter() - began, 2)
-    logger.info("kernels ready", extra={"seconds": seconds, "attention": runner.attention.names_in_use})
+    backends = [selector.names_in_use for selector in runner.selectors]
+    logger.info("kernels ready", extra={"seconds": seconds, "attention": backends})
     sizes = [size for size in CUDA_SIZES if size <= most] or [most]
     replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size)
     budget = config.token_budget or _chosen(replayed)
@@ -83,7 +84,7 @@ def _kernel_shapes(config: EngineConfig, most: int) -> Iterator[Shape]:
 
 def _backend_shapes(runner: CudaRunner, config: EngineConfig, most: int) -> Iterator[Shape]:
     """One for every attention backend that the measurements chose somewhere."""
-    for shape in runner.attention.first_shapes().values():
+    for shape in (shape for selector in runner.selectors for shape in selector.first_shapes().values()):
         if shape.length <= config.max_length and shape.num_tokens <= most:
             yield Shape(max(1, min(config.max_sequences, shape.num_tokens // shape.length)), shape.length)
 

@@ -13,6 +13,10 @@ from safetensors import SafetensorError, safe_open
 
 from rose_backend.errors import CheckpointError
 
+PREFIXES = ("", "model.", "bert.", "roberta.", "xlm-roberta.", "camembert.", "nomic_bert.")
+"""What authors save tensors under: nothing, a class's own name, or that of a model around it."""
+
+_SERVED_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _OLD_NORM_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -22,17 +26,19 @@ class Weights:
     Args:
         folder: holds `model.safetensors`, or shards with `model.safetensors.index.json`.
         anchor: a tensor name every checkpoint of the architecture has; it tells the prefix.
-        prefixes: prefixes to try, e.g. `("", "bert.")`.
+        prefixes: prefixes to try, e.g. `PREFIXES`.
         device: where the tensors go.
         dtype: what they are cast to.
 
     Raises:
-        CheckpointError: no safetensors file, one that cannot be read, a malformed index, or no prefix fits.
+        CheckpointError: no safetensors file, one that cannot be read, a malformed index, no prefix fits, or the
+            checkpoint is quantized.
     """
 
     def __init__(
         self, folder: Path, anchor: str, prefixes: tuple[str, ...], device: torch.device, dtype: torch.dtype
     ) -> None:
+        _refuse_quantization(folder / "config.json")
         self._files = _tensor_files(folder)
         self._device = device
         self._dtype = dtype
@@ -45,11 +51,19 @@ class Weights:
             f"the file starts with {sorted(self._files)[:3]}"
         )
 
-    def take(self, name: str, *, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    def take(
+        self, name: str, *, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """The tensor `name` (without the checkpoint's prefix) on the target device.
 
+        Args:
+            name: of the tensor.
+            shape: which it must have; None: any.
+            dtype: what it is cast to; None: as all others.
+
         Raises:
-            CheckpointError: the checkpoint has no such tensor, or it has another shape than is expected.
+            CheckpointError: the checkpoint has no such tensor, it has another shape than is expected, or it is not of
+                plain floating-point numbers.
         """
         path = self._files.get(self._prefix + name)
         if path is None:
@@ -60,7 +74,11 @@ class Weights:
             raise CheckpointError(
                 f"{path}: tensor {self._prefix + name!r} has shape {list(stored.shape)}, expected {list(shape)}"
             )
-        return stored.to(self._device, self._dtype).contiguous()
+        if stored.dtype not in _SERVED_DTYPES:
+            raise CheckpointError(
+                f"{path}: tensor {self._prefix + name!r} holds {stored.dtype}; served: {[*map(str, _SERVED_DTYPES)]}"
+            )
+        return stored.to(self._device, dtype or self._dtype).contiguous()
 
     def stack(self, *names: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Several tensors joined along dimension 0: what a fused projection multiplies with.
@@ -77,6 +95,17 @@ class Weights:
         if shape is not None and joined.shape != shape:
             raise CheckpointError(f"checkpoint has tensors {shapes}, expected {list(shape)} together")
         return joined
+
+
+def _refuse_quantization(path: Path) -> None:
+    """Weights that need scales of their own would be read as numbers they do not stand for."""
+    if not path.is_file():
+        return
+    values = json.loads(path.read_text(encoding="utf-8"))
+    quantization = values.get("quantization_config") if isinstance(values, dict) else None
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise CheckpointError(f"{path} has a quantization_config ({method}): quantized weights are not served")
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from rose_backend.config import HeadConfig, PoolingMode
 from rose_backend.errors import CheckpointError
+from rose_backend.models.lengths import usable_length
 
 _TRANSFORMER_CONFIGS = (
     "sentence_bert_config.json",
@@ -142,7 +143,7 @@ def _pooling(folder: Path) -> PoolingMode:
 
 def _max_length(folder: Path, config: Mapping[str, Any], encoder_path: Path | None) -> int:
     """`max_seq_length` if given, else what tokenizer and positions allow; never more than the positions."""
-    limits = [_positive_number(folder / "config.json", config, "max_position_embeddings")]
+    limits = [usable_length(config, folder / "config.json")]
     candidates = ((encoder_path, "max_seq_length"), (folder / "tokenizer_config.json", "model_max_length"))
     for path, key in candidates:
         values = {} if path is None else _read_json(path, optional=True)

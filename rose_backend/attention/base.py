@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ class BackendUnavailableError(RuntimeError):
 
 @dataclass(frozen=True)
 class Geometry:
-    """The attention of one model.
+    """The attention of a model, or of one kind of its layers.
 
     Attributes:
         num_heads: query heads.
@@ -27,6 +28,7 @@ class Geometry:
         dtype: of queries, keys and values.
         device: where they lie.
         window: how many tokens to the left and to the right a token sees; None: the whole sequence.
+        score_scale: what scores are multiplied with; None: `head_dim ** -0.5`.
     """
 
     num_heads: int
@@ -36,11 +38,12 @@ class Geometry:
     dtype: torch.dtype
     device: torch.device
     window: tuple[int, int] | None = None
+    score_scale: float | None = None
 
     @property
     def scale(self) -> float:
         """What scores are multiplied with."""
-        return float(self.head_dim**-0.5)
+        return float(self.head_dim**-0.5) if self.score_scale is None else self.score_scale
 
     @property
     def heads(self) -> list[int]:
@@ -107,6 +110,32 @@ class AttentionBackend(Protocol):
 
     def open(self, layout: RaggedLayout) -> Attention:
         """Prepare for the batches of one layout."""
+
+
+@dataclass(frozen=True)
+class Attentions:
+    """Attention over the batches of one layout, for each geometry of a model.
+
+    Attributes:
+        layout: what all of them were opened for.
+        members: one for each geometry, in the model's order.
+    """
+
+    layout: RaggedLayout
+    members: tuple[Attention, ...]
+
+    @classmethod
+    def open(cls, backends: Iterable[AttentionBackend], layout: RaggedLayout) -> Attentions:
+        """One backend for each geometry, all on the same layout."""
+        return cls(layout, tuple(backend.open(layout) for backend in backends))
+
+    def plan(self, cu_seqlens: torch.Tensor) -> None:
+        """See `Attention.plan`."""
+        for member in self.members:
+            member.plan(cu_seqlens)
+
+    def __getitem__(self, kind: int) -> Attention:
+        return self.members[kind]
 
 
 def rotate(ops: Ops, geometry: Geometry, qkv: torch.Tensor, rotation: Rotation | None) -> None:

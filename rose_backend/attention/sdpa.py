@@ -41,13 +41,15 @@ class SdpaAttention(SplitAttention):
         super().__init__(geometry, ops)
         self._causal = geometry.causal
         self._grouped = geometry.num_heads != geometry.num_kv_heads
+        self._plain = not self._causal and not self._grouped
         self._window = geometry.window
-        self._plain = not self._causal and not self._grouped and self._window is None
         self._scale = geometry.scale
         self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
+        self._masks: dict[int, torch.Tensor] = {}  # by length: what the window leaves, for all layers of a batch
 
     def plan(self, cu_seqlens: torch.Tensor) -> None:
         """Find the runs of equal length. See `Attention`."""
+        self._masks.clear()
         lengths, counts = torch.unique_consecutive(cu_seqlens.diff(), return_counts=True)
         starts = (lengths * counts).cumsum(0) - lengths * counts
         self._groups = [
@@ -63,26 +65,32 @@ class SdpaAttention(SplitAttention):
             # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
             rows = slice(start, start + count * length)
             dense_q, dense_k, dense_v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-            if self._plain and count > 1 and length <= _SHORT:
+            mask = self._seen(length, q.device)
+            if self._plain and mask is None and count > 1 and length <= _SHORT:
                 scores = (dense_q * self._scale) @ dense_k.transpose(-1, -2)
                 mixed = scores.softmax(dim=-1) @ dense_v
             else:
-                mask = None if self._window is None else self._seen(length, q.device)
                 mixed = F.scaled_dot_product_attention(
                     dense_q,
                     dense_k,
                     dense_v,
                     attn_mask=mask,
                     is_causal=self._causal and mask is None and length > 1,
+                    scale=self._scale,
                     enable_gqa=self._grouped,
                 )
             out[rows].view(count, length, *q.shape[1:]).copy_(mixed.transpose(1, 2))
         return out
 
-    def _seen(self, length: int, device: torch.device) -> torch.Tensor:
-        """`[length, length]` bool: which keys (columns) each query sees through the window."""
-        assert self._window is not None
+    def _seen(self, length: int, device: torch.device) -> torch.Tensor | None:
+        """`[length, length]` bool: which keys (columns) each query sees through the window; None: all it may see."""
+        if self._window is None:
+            return None
         left, right = self._window
-        place = torch.arange(length, device=device)
-        ahead = place[None, :] - place[:, None]
-        return (ahead >= -left) & (ahead <= (0 if self._causal else right))
+        if length <= left + 1 and (self._causal or length <= right + 1):
+            return None
+        if length not in self._masks:
+            place = torch.arange(length, device=device)
+            ahead = place[None, :] - place[:, None]
+            self._masks[length] = (ahead >= -left) & (ahead <= (0 if self._causal else right))
+        return self._masks[length]

@@ -65,4 +65,5 @@ class TritonShortAttention:
             cos_sin=None if rotation is None else rotation.cos_sin,
             window=geometry.window,
             eps=0.0 if rotation is None else rotation.eps,
+            by_token=rotation is not None and rotation.by_token,
         )

@@ -14,6 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rose_backend.kernels.activations import nonlinear
+from rose_backend.kernels.ops import Nonlinearity
+
 
 @dataclass(frozen=True)
 class Tiling:
@@ -29,8 +32,8 @@ class Tiling:
 
 @triton.jit
 def _linear_kernel(
-    x_ptr, weight_ptr, out_ptr, num_rows, width: tl.constexpr, depth: tl.constexpr, rows: tl.constexpr,
-    columns: tl.constexpr, inner: tl.constexpr, splits: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, out_ptr, num_rows, width: tl.constexpr, depth: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr, inner: tl.constexpr, splits: tl.constexpr, biased: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(2) * rows + tl.arange(0, rows)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -44,14 +47,16 @@ def _linear_kernel(
         total = tl.dot(tl.load(x_place, mask=mask, other=0.0), tl.load(w_place), total)
         x_place += inner
         w_place += inner
+    if biased:
+        total += tl.load(bias_ptr + column).to(tl.float32)[None, :]
     place = out_ptr + (split * num_rows + row)[:, None] * width + column[None, :]
     tl.store(place, total.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _swiglu_kernel(
+def _glu_kernel(
     x_ptr, weight_ptr, out_ptr, num_rows, width: tl.constexpr, depth: tl.constexpr, rows: tl.constexpr,
-    columns: tl.constexpr, inner: tl.constexpr,
+    columns: tl.constexpr, inner: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1) * rows + tl.arange(0, rows)
     column = tl.program_id(0) * columns + tl.arange(0, columns)
@@ -69,7 +74,7 @@ def _swiglu_kernel(
         x_place += inner
         gate_place += inner
         up_place += inner
-    y = gate * tl.sigmoid(gate) * up
+    y = nonlinear(gate, kind) * up
     tl.store(out_ptr + row[:, None] * width + column[None, :], y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -90,13 +95,14 @@ def _sum_rms_norm_kernel(
     tl.store(out_ptr + token * width + column, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """`x @ weight.T`.
+def linear(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`x @ weight.T + bias`.
 
     Args:
         x: `[tokens, depth]`.
         weight: `[width, depth]`; the tiling divides both.
-        tiling: with one split.
+        tiling: with one split, where there is a bias.
+        bias: `[width]`.
 
     Returns:
         `[tokens, width]`, or `[splits, tokens, width]` float32 parts of the sum where the tiling splits.
@@ -108,25 +114,27 @@ def linear(x: torch.Tensor, weight: torch.Tensor, tiling: Tiling) -> torch.Tenso
         out = torch.empty((tiling.splits, tokens, width), dtype=torch.float32, device=x.device)
     grid = (width // tiling.columns, tiling.splits, triton.cdiv(tokens, tiling.rows))
     _linear_kernel[grid](
-        x, weight, out, tokens, width=width, depth=depth, rows=tiling.rows, columns=tiling.columns,
-        inner=tiling.inner, splits=tiling.splits, num_warps=tiling.warps, num_stages=tiling.stages,
+        x, weight, weight if bias is None else bias, out, tokens, width=width, depth=depth, rows=tiling.rows,
+        columns=tiling.columns, inner=tiling.inner, splits=tiling.splits, biased=bias is not None,
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return out
 
 
-def swiglu(x: torch.Tensor, gate_up: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-    """`silu(x @ gate.T) * (x @ up.T)`.
+def glu(x: torch.Tensor, gate_up: torch.Tensor, tiling: Tiling, nonlinearity: Nonlinearity) -> torch.Tensor:
+    """`nonlinearity(x @ gate.T) * (x @ up.T)`.
 
     Args:
         x: `[tokens, depth]`.
         gate_up: `[2 * width, depth]`, gate rows first.
         tiling: columns of the result a program makes; not split.
+        nonlinearity: what the gate goes through.
     """
     tokens, depth, width = len(x), x.shape[1], len(gate_up) // 2
     out = torch.empty((tokens, width), dtype=x.dtype, device=x.device)
-    _swiglu_kernel[(width // tiling.columns, triton.cdiv(tokens, tiling.rows))](
+    _glu_kernel[(width // tiling.columns, triton.cdiv(tokens, tiling.rows))](
         x, gate_up, out, tokens, width=width, depth=depth, rows=tiling.rows, columns=tiling.columns,
-        inner=tiling.inner, num_warps=tiling.warps, num_stages=tiling.stages,
+        inner=tiling.inner, kind=nonlinearity.value, num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return out
 

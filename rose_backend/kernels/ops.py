@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import torch
@@ -10,25 +11,39 @@ import torch
 from rose_backend.config import PoolingMode
 
 
+class Nonlinearity(str, Enum):
+    """What a gate goes through; GELU is exact (erf) unless it says otherwise."""
+
+    SILU = "silu"
+    GELU = "gelu"
+    GELU_TANH = "gelu_tanh"
+    RELU = "relu"
+
+
 @dataclass(frozen=True)
 class Rotation:
     """The norm and rotation of queries and keys that come before attention; see `Ops.qk_norm_rope`.
 
     Attributes:
-        norm_weights: `[2, head_dim]`, for queries and for keys.
-        cos_sin: `[max_positions, head_dim]` float32.
-        positions: `[tokens]` int32, each token's place in its sequence.
+        norm_weights: `[2, head_dim]`, for queries and for keys; None: they are not normed.
+        cos_sin: `[max_positions, head_dim]` float32, or `[tokens, head_dim]` where `by_token`.
+        positions: `[tokens]` int32, each token's row in `cos_sin`: its place in its sequence, or itself.
         eps: of the norm.
+        by_token: whether each token has a row of its own, because angles depend on more than places.
     """
 
-    norm_weights: torch.Tensor
+    norm_weights: torch.Tensor | None
     cos_sin: torch.Tensor
     positions: torch.Tensor
     eps: float
+    by_token: bool = False
 
 
 class Ops(Protocol):
-    """Each step computes in float32 inside and rounds once, to its input's dtype, unless said otherwise."""
+    """Each step computes in float32 inside and rounds once, to its input's dtype, unless said otherwise.
+
+    Weights of RMS norms may be float32 whatever the input is.
+    """
 
     def embed_rms_norm(
         self, input_ids: torch.Tensor, words: torch.Tensor, weight: torch.Tensor, eps: float
@@ -43,47 +58,84 @@ class Ops(Protocol):
     def embed_layer_norm(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         words: torch.Tensor,
-        places: torch.Tensor,
+        places: torch.Tensor | None,
         weight: torch.Tensor,
         bias: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
-        """`LayerNorm(words[input_ids] + places[positions])`, `[tokens, hidden]`."""
+        """`LayerNorm(words[input_ids] + places[positions])`, `[tokens, hidden]`; the second term where it is given."""
 
     def qk_norm_rope(
         self,
         qkv: torch.Tensor,
-        norm_weights: torch.Tensor,
+        norm_weights: torch.Tensor | None,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
         num_heads: int,
         num_kv_heads: int,
         eps: float,
     ) -> None:
-        """RMSNorm each query and key head, then rotate it (half-split RoPE), in place.
+        """RMSNorm each query and key head where weights are given, then rotate it (half-split RoPE), in place.
 
         Args:
             qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, a fused projection.
             norm_weights: `[2, head_dim]`, for queries and for keys.
-            cos_sin: `[max_positions, head_dim]` float32: cosines, then sines, of each half-dimension.
-            positions: `[tokens]` int32.
+            cos_sin: `[rows, head_dim]` float32: cosines, then sines, of each half-dimension.
+            positions: `[tokens]` int32, rows of `cos_sin`.
             num_heads: query heads.
             num_kv_heads: key heads, and as many value heads, which stay as they are.
             eps: of the norm.
         """
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`x @ weight.T`, `[tokens, depth]` by `[width, depth]`."""
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """`x @ weight.T + bias`, `[tokens, depth]` by `[width, depth]`."""
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Add `x @ weight.T` into `residual` `[tokens, hidden]` in place and return the norm of the sum."""
 
-    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-        """`silu(x @ gate.T) * (x @ up.T)` with `gate_up` `[2 * n, depth]`, gate rows first; `[tokens, n]`."""
+    def linear_add_layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        norm_bias: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `linear_add_rms_norm`, with LayerNorm; `bias` belongs to the product."""
+
+    def norm_add_rms_norm(
+        self, x: torch.Tensor, inner: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add `x / rms(x) * inner` into `residual` in place and return `sum / rms(sum) * weight`.
+
+        Args:
+            x: `[tokens, hidden]`, which may be overwritten.
+            inner: `[hidden]`.
+            residual: `[tokens, hidden]`.
+            weight: `[hidden]`.
+            eps: of both norms.
+        """
+
+    def glu(
+        self, x: torch.Tensor, gate_up: torch.Tensor, nonlinearity: Nonlinearity, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`nonlinearity(gate) * up` with `gate, up` the halves of `x @ gate_up.T + bias`.
+
+        Args:
+            x: `[tokens, depth]`.
+            gate_up: `[2 * n, depth]`, gate rows first.
+            nonlinearity: what the gate goes through.
+            bias: `[2 * n]`.
+
+        Returns:
+            `[tokens, n]`.
+        """
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """Exact (erf) GELU. May overwrite `x`."""
@@ -96,6 +148,21 @@ class Ops(Protocol):
             num_tokens: the last offset.
             limit: places stay below it. Only a segment of padding can be longer than the model allows, and its
                 look-ups must not leave the tables.
+        """
+
+    def counted_positions(
+        self, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, pad: int, limit: int
+    ) -> torch.Tensor:
+        """Positions as RoBERTa counts them, `[num_tokens]` int32: pads stay at `pad` and do not count.
+
+        The k-th other token of a sequence, from 1, has position `pad + k`
+        (`create_position_ids_from_input_ids` in transformers' `modeling_xlm_roberta.py`).
+
+        Args:
+            input_ids: `[num_tokens]` int32.
+            cu_seqlens: `[num_sequences + 1]` int32.
+            pad: the token that does not count.
+            limit: positions stay below it; see `positions`.
         """
 
     def pool(

@@ -15,13 +15,22 @@ _SMALLEST_NORM = 1e-12
 
 
 @triton.jit
-def _positions_kernel(cu_seqlens_ptr, out_ptr, limit: tl.constexpr, block: tl.constexpr):
+def _positions_kernel(
+    cu_seqlens_ptr, ids_ptr, out_ptr, pad, limit: tl.constexpr, counted: tl.constexpr, block: tl.constexpr
+):
     sequence = tl.program_id(0)
     start = tl.load(cu_seqlens_ptr + sequence)
     stop = tl.load(cu_seqlens_ptr + sequence + 1)
+    before = tl.zeros((1,), tl.int32)  # tokens that count, in earlier blocks
     for first in range(start, stop, block):
         token = first + tl.arange(0, block)
-        tl.store(out_ptr + token, tl.minimum(token - start, limit - 1), mask=token < stop)
+        if counted:
+            counts = (tl.load(ids_ptr + token, mask=token < stop, other=pad) != pad).to(tl.int32)
+            place = (before + tl.cumsum(counts, axis=0)) * counts + pad
+            before += tl.sum(counts, axis=0)
+        else:
+            place = token - start
+        tl.store(out_ptr + token, tl.minimum(place, limit - 1), mask=token < stop)
 
 
 @triton.jit
@@ -69,7 +78,18 @@ def _normalize_kernel(x_ptr, wanted_ptr, least, width: tl.constexpr, block: tl.c
 def positions(cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
     """`Ops.positions`."""
     out = torch.empty((num_tokens,), dtype=torch.int32, device=cu_seqlens.device)
-    _positions_kernel[(len(cu_seqlens) - 1,)](cu_seqlens, out, limit=limit, block=_POSITIONS_AT_ONCE, num_warps=4)
+    _positions_kernel[(len(cu_seqlens) - 1,)](
+        cu_seqlens, cu_seqlens, out, 0, limit=limit, counted=False, block=_POSITIONS_AT_ONCE, num_warps=4
+    )
+    return out
+
+
+def counted_positions(input_ids: torch.Tensor, cu_seqlens: torch.Tensor, pad: int, limit: int) -> torch.Tensor:
+    """`Ops.counted_positions`."""
+    out = torch.empty_like(input_ids)
+    _positions_kernel[(len(cu_seqlens) - 1,)](
+        cu_seqlens, input_ids, out, pad, limit=limit, counted=True, block=_POSITIONS_AT_ONCE, num_warps=4
+    )
     return out
 
 

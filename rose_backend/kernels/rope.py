@@ -1,4 +1,4 @@
-"""Triton kernel: RMSNorm of every query and key head and their rotation, in place on the fused projection.
+"""Triton kernel: RMSNorm (of some models) and rotation of every query and key head, in place on the projection.
 
 The rotation pairs dimension i with i + head_dim / 2 (GPT-NeoX style), as all Qwen, Llama and Gemma models do.
 """
@@ -23,6 +23,7 @@ def _qk_norm_rope_kernel(
     num_q: tl.constexpr,
     num_qk: tl.constexpr,
     half: tl.constexpr,
+    norms: tl.constexpr,
     heads: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -32,10 +33,11 @@ def _qk_norm_rope_kernel(
     mask = (head < num_qk)[:, None] & (column >= 0)[None, :]
     low = tl.load(place, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(place + half, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / (2 * half) + eps)
-    weight = weights_ptr + (head >= num_q).to(tl.int32)[:, None] * (2 * half) + column[None, :]
-    low = low * scale[:, None] * tl.load(weight).to(tl.float32)
-    high = high * scale[:, None] * tl.load(weight + half).to(tl.float32)
+    if norms:
+        scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / (2 * half) + eps)
+        weight = weights_ptr + (head >= num_q).to(tl.int32)[:, None] * (2 * half) + column[None, :]
+        low = low * scale[:, None] * tl.load(weight).to(tl.float32)
+        high = high * scale[:, None] * tl.load(weight + half).to(tl.float32)
     angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * half) + column
     cos = tl.load(angle)[None, :]
     sin = tl.load(angle + half)[None, :]
@@ -45,7 +47,7 @@ def _qk_norm_rope_kernel(
 
 def qk_norm_rope(
     qkv: torch.Tensor,
-    norm_weights: torch.Tensor,
+    norm_weights: torch.Tensor | None,
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     num_heads: int,
@@ -55,7 +57,7 @@ def qk_norm_rope(
     """`Ops.qk_norm_rope`; `head_dim / 2` is a power of two."""
     num_qk = num_heads + num_kv_heads
     _qk_norm_rope_kernel[(len(qkv), triton.cdiv(num_qk, _HEADS_PER_PROGRAM))](
-        qkv, norm_weights, cos_sin, positions, eps,
-        row_width=qkv.shape[1], num_q=num_heads, num_qk=num_qk, half=norm_weights.shape[1] // 2,
-        heads=_HEADS_PER_PROGRAM, num_warps=4,
+        qkv, qkv if norm_weights is None else norm_weights, cos_sin, positions, eps,
+        row_width=qkv.shape[1], num_q=num_heads, num_qk=num_qk, half=cos_sin.shape[1] // 2,
+        norms=norm_weights is not None, heads=_HEADS_PER_PROGRAM, num_warps=4,
     )  # fmt: skip

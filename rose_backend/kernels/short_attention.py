@@ -20,16 +20,19 @@ _QUERIES_APART = 32
 
 @triton.jit
 def _rotated_head(
-    place, norm_weights, cos, sin, mask, eps, half: tl.constexpr, norms: tl.constexpr, dtype: tl.constexpr,
+    place, norm_weights, cos, sin, mask, eps, half: tl.constexpr, norms: tl.constexpr, turns: tl.constexpr,
+    dtype: tl.constexpr,
 ):  # fmt: skip
     low = tl.load(place, mask=mask, other=0.0)
     high = tl.load(place + half, mask=mask, other=0.0)
-    if norms:
+    if norms or turns:
         low, high = low.to(tl.float32), high.to(tl.float32)
+    if norms:
         scale = tl.rsqrt((tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)) / (2 * half) + eps)[:, None]
         column = tl.arange(0, half)
         low = low * scale * tl.load(norm_weights + column).to(tl.float32)[None, :]
         high = high * scale * tl.load(norm_weights + half + column).to(tl.float32)[None, :]
+    if turns:
         low, high = low * cos - high * sin, high * cos + low * sin
     return low.to(dtype), high.to(dtype)
 
@@ -38,7 +41,8 @@ def _rotated_head(
 def _short_attention_kernel(
     qkv_ptr, cu_seqlens_ptr, norm_weights_ptr, cos_sin_ptr, out_ptr, scale, eps, num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr, queries: tl.constexpr, members: tl.constexpr,
-    causal: tl.constexpr, rotate: tl.constexpr, places: tl.constexpr, left: tl.constexpr, right: tl.constexpr,
+    causal: tl.constexpr, norms: tl.constexpr, rotate: tl.constexpr, by_token: tl.constexpr, places: tl.constexpr,
+    left: tl.constexpr, right: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     first_head = tl.program_id(1) * members
@@ -62,16 +66,22 @@ def _short_attention_kernel(
     query_cos = tl.zeros((queries, half), tl.float32)
     query_sin = tl.zeros((queries, half), tl.float32)
     if rotate:
-        # A segment of padding can be longer than the table; its look-ups must not leave it.
-        key_angles = cos_sin_ptr + tl.minimum(key, places - 1)[:, None] * head_dim + column[None, :]
+        if by_token:
+            key_row = start + key
+            query_row = start + query
+        else:
+            # A segment of padding can be longer than the table; its look-ups must not leave it.
+            key_row = tl.minimum(key, places - 1)
+            query_row = tl.minimum(query, places - 1)
+        key_angles = cos_sin_ptr + key_row[:, None] * head_dim + column[None, :]
         key_cos = tl.load(key_angles, mask=key_mask, other=0.0)
         key_sin = tl.load(key_angles + half, mask=key_mask, other=0.0)
-        query_angles = cos_sin_ptr + tl.minimum(query, places - 1)[:, None] * head_dim + column[None, :]
+        query_angles = cos_sin_ptr + query_row[:, None] * head_dim + column[None, :]
         query_cos = tl.load(query_angles, mask=query_mask, other=0.0)
         query_sin = tl.load(query_angles + half, mask=query_mask, other=0.0)
     k_low, k_high = _rotated_head(
         key_rows + (num_heads + kv_head) * head_dim, norm_weights_ptr + head_dim, key_cos, key_sin, key_mask, eps,
-        half, rotate, dtype,
+        half, norms, rotate, dtype,
     )  # fmt: skip
     values = key_rows + (num_heads + num_kv_heads + kv_head) * head_dim
     v_low = tl.load(values, mask=key_mask, other=0.0)
@@ -85,8 +95,9 @@ def _short_attention_kernel(
     for member in tl.static_range(members):
         head = first_head + member
         q_low, q_high = _rotated_head(
-            query_rows + head * head_dim, norm_weights_ptr, query_cos, query_sin, query_mask, eps, half, rotate, dtype
-        )
+            query_rows + head * head_dim, norm_weights_ptr, query_cos, query_sin, query_mask, eps, half, norms, rotate,
+            dtype,
+        )  # fmt: skip
         scores = tl.dot(q_low, tl.trans(k_low))
         scores = tl.dot(q_high, tl.trans(k_high), scores) * scale
         scores = tl.where(seen, scores, -float("inf"))
@@ -111,8 +122,9 @@ def short_attention(
     cos_sin: torch.Tensor | None = None,
     eps: float = 0.0,
     window: tuple[int, int] | None = None,
+    by_token: bool = False,
 ) -> torch.Tensor:
-    """Attention within each sequence, after the norm and rotation of queries and keys where weights are given.
+    """Attention within each sequence, after the norm and the rotation of queries and keys, each where it is given.
 
     Args:
         qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; not changed.
@@ -123,9 +135,10 @@ def short_attention(
         scale: of the scores.
         causal: whether a token sees only earlier ones.
         norm_weights: `[2, head_dim]`, for queries and for keys.
-        cos_sin: `[max_positions, head_dim]` float32.
+        cos_sin: `[max_positions, head_dim]` float32, or `[tokens, head_dim]` where `by_token`.
         eps: of the norm.
         window: tokens seen to the left and to the right; None: all.
+        by_token: whether each token has a row of its own in `cos_sin`.
 
     Returns:
         `[tokens, num_heads * head_dim]`.
@@ -137,13 +150,13 @@ def short_attention(
     spread = sequences * num_kv_heads < _FEW_PROGRAMS
     queries = min(block, _QUERIES_APART) if spread else block
     members = 1 if spread else num_heads // num_kv_heads
-    rotate = norm_weights is not None
-    places = 1 if cos_sin is None else len(cos_sin)
+    norms, rotate = norm_weights is not None, cos_sin is not None
+    places = 1 if cos_sin is None or by_token else len(cos_sin)
     left, right = window or (-1, -1)
     _short_attention_kernel[(sequences, num_heads // members, block // queries)](
-        qkv, cu_seqlens, norm_weights if rotate else qkv, cos_sin if rotate else qkv, out, scale, eps,
+        qkv, cu_seqlens, norm_weights if norms else qkv, cos_sin if rotate else qkv, out, scale, eps,
         num_heads=num_heads, num_kv_heads=num_kv_heads, half=head_dim // 2, block=block, queries=queries,
-        members=members, causal=causal, rotate=rotate, places=places, left=left, right=right,
-        num_warps=8 if queries == LONGEST else 4,
+        members=members, causal=causal, norms=norms, rotate=rotate, by_token=by_token, places=places, left=left,
+        right=right, num_warps=8 if queries == LONGEST else 4,
     )  # fmt: skip
     return out

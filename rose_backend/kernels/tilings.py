@@ -13,8 +13,8 @@ import torch
 from rose_backend.kernels.fused_gemm import LARGE, SMALL, FusedTiling
 from rose_backend.kernels.gemm import Tiling
 
-_LARGE_SWIGLU_FROM = 1280
-_SMALL_SWIGLU = (range(385, 513), range(897, 1025))  # where small tiles come out even on the card; cuBLAS between
+_LARGE_GLU_FROM = 1280
+_SMALL_GLU = (range(385, 513), range(897, 1025))  # where small tiles come out even on the card; cuBLAS between
 
 _LINEAR = {16: Tiling(16, 16, 64, 1, 2, 6), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 128, 1, 4, 6)}
 _SPLIT_LINEAR = {
@@ -23,7 +23,7 @@ _SPLIT_LINEAR = {
     64: Tiling(64, 32, 64, 4, 4, 6),
     128: Tiling(64, 32, 128, 2, 4, 6),
 }
-_SWIGLU = {16: Tiling(16, 32, 256, 1, 2, 4), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 64, 1, 4, 6)}
+_GLU = {16: Tiling(16, 32, 256, 1, 2, 4), 32: Tiling(32, 16, 64, 1, 2, 6), 64: Tiling(64, 32, 64, 1, 4, 6)}
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Tilings:
         """The choice for a CUDA device. Four-byte elements would not fit these tiles into shared memory."""
         return cls(enabled=torch.cuda.get_device_capability(device) == (9, 0) and dtype.itemsize == 2)
 
-    def fused_swiglu(self, tokens: int, width: int, depth: int) -> FusedTiling | None:
-        """For gate and up projections that end in SwiGLU, of hundreds of tokens and more; `width` counts both."""
-        if tokens >= _LARGE_SWIGLU_FROM:
+    def fused_glu(self, tokens: int, width: int, depth: int) -> FusedTiling | None:
+        """For gate and up projections fused with their product, of hundreds of tokens up; `width` counts both."""
+        if tokens >= _LARGE_GLU_FROM:
             tiling = LARGE
-        elif any(tokens in few for few in _SMALL_SWIGLU):
+        elif any(tokens in few for few in _SMALL_GLU):
             tiling = SMALL
         else:
             return None
@@ -60,9 +60,9 @@ class Tilings:
         """For a product of few columns whose parts the next norm adds up."""
         return self._fitting(_SPLIT_LINEAR, tokens, width, depth)
 
-    def swiglu(self, tokens: int, width: int, depth: int) -> Tiling | None:
+    def glu(self, tokens: int, width: int, depth: int) -> Tiling | None:
         """For gate and up projections; `width` counts both."""
-        return self._fitting(_SWIGLU, tokens, width // 2, depth)
+        return self._fitting(_GLU, tokens, width // 2, depth)
 
     def _fitting(self, tilings: dict[int, Tiling], tokens: int, width: int, depth: int) -> Tiling | None:
         tiling = next((tiling for most, tiling in tilings.items() if tokens <= most), None)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
+from rose_backend.kernels.ops import Nonlinearity
 
 _SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentence-transformers uses
+
+
+_NONLINEARITIES: dict[Nonlinearity, Callable[[torch.Tensor], torch.Tensor]] = {
+    Nonlinearity.SILU: F.silu,
+    Nonlinearity.GELU: F.gelu,
+    Nonlinearity.GELU_TANH: functools.partial(F.gelu, approximate="tanh"),
+    Nonlinearity.RELU: F.relu,
+}
 
 
 class TorchOps:
@@ -29,21 +41,23 @@ class TorchOps:
     def embed_layer_norm(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         words: torch.Tensor,
-        places: torch.Tensor,
+        places: torch.Tensor | None,
         weight: torch.Tensor,
         bias: torch.Tensor,
         eps: float,
     ) -> torch.Tensor:
         """See `Ops`."""
-        x = F.embedding(input_ids, words).add_(F.embedding(positions, places))
+        x = F.embedding(input_ids, words)
+        if positions is not None and places is not None:
+            x.add_(F.embedding(positions, places))
         return F.layer_norm(x, weight.shape, weight, bias, eps)
 
     def qk_norm_rope(
         self,
         qkv: torch.Tensor,
-        norm_weights: torch.Tensor,
+        norm_weights: torch.Tensor | None,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
         num_heads: int,
@@ -51,20 +65,20 @@ class TorchOps:
         eps: float,
     ) -> None:
         """See `Ops`."""
-        head_dim = norm_weights.shape[1]
+        head_dim = cos_sin.shape[1]
         cos, sin = cos_sin[positions].chunk(2, dim=-1)
         heads = qkv.view(len(qkv), -1, head_dim)
-        for part, weight in (
-            (heads[:, :num_heads], norm_weights[0]),
-            (heads[:, num_heads : num_heads + num_kv_heads], norm_weights[1]),
-        ):
-            low, high = F.rms_norm(part.float(), (head_dim,), weight.float(), eps).chunk(2, dim=-1)
+        for index, part in enumerate((heads[:, :num_heads], heads[:, num_heads : num_heads + num_kv_heads])):
+            normed = part.float()
+            if norm_weights is not None:
+                normed = F.rms_norm(normed, (head_dim,), norm_weights[index].float(), eps)
+            low, high = normed.chunk(2, dim=-1)
             turned = (low * cos[:, None] - high * sin[:, None], high * cos[:, None] + low * sin[:, None])
             part.copy_(torch.cat(turned, dim=-1))
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops`."""
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
@@ -72,10 +86,32 @@ class TorchOps:
         """See `Ops`."""
         return _rms_norm(residual.add_(F.linear(x, weight)), norm_weight, eps)
 
-    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    def linear_add_layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        norm_bias: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `Ops`."""
-        gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
-        return (F.silu(gate.float()) * up.float()).to(x.dtype)
+        return F.layer_norm(residual.add_(F.linear(x, weight, bias)), norm_weight.shape, norm_weight, norm_bias, eps)
+
+    def norm_add_rms_norm(
+        self, x: torch.Tensor, inner: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        total = residual.float() + F.rms_norm(x.float(), x.shape[-1:], inner.float(), eps)
+        return _rms_norm(residual.copy_(total), weight, eps)
+
+    def glu(
+        self, x: torch.Tensor, gate_up: torch.Tensor, nonlinearity: Nonlinearity, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        gate, up = F.linear(x, gate_up, bias).chunk(2, dim=-1)
+        return (_NONLINEARITIES[nonlinearity](gate.float()) * up.float()).to(x.dtype)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
@@ -86,6 +122,17 @@ class TorchOps:
         starts = torch.repeat_interleave(cu_seqlens[:-1], cu_seqlens.diff(), output_size=num_tokens)
         places = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device) - starts
         return places.clamp_max(limit - 1)
+
+    def counted_positions(
+        self, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, pad: int, limit: int
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        counts = (input_ids != pad).to(torch.int32)
+        so_far = counts.cumsum(0, dtype=torch.int32)
+        lengths = cu_seqlens.diff()
+        before = torch.cat([so_far.new_zeros(1), so_far])[cu_seqlens[:-1]]
+        own = so_far - torch.repeat_interleave(before, lengths, output_size=len(input_ids))
+        return (own * counts + pad).clamp_max(limit - 1)
 
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode

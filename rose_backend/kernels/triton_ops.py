@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
 from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels.ops import Nonlinearity
 from rose_backend.kernels.tilings import Tilings
 
 
@@ -36,9 +37,9 @@ class TritonOps:
     def embed_layer_norm(
         self,
         input_ids: torch.Tensor,
-        positions: torch.Tensor,
+        positions: torch.Tensor | None,
         words: torch.Tensor,
-        places: torch.Tensor,
+        places: torch.Tensor | None,
         weight: torch.Tensor,
         bias: torch.Tensor,
         eps: float,
@@ -49,7 +50,7 @@ class TritonOps:
     def qk_norm_rope(
         self,
         qkv: torch.Tensor,
-        norm_weights: torch.Tensor,
+        norm_weights: torch.Tensor | None,
         cos_sin: torch.Tensor,
         positions: torch.Tensor,
         num_heads: int,
@@ -59,10 +60,10 @@ class TritonOps:
         """See `Ops`."""
         rope.qk_norm_rope(qkv, norm_weights, cos_sin, positions, num_heads, num_kv_heads, eps)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops`."""
         tiling = self._tilings.linear(len(x), *weight.shape)
-        return F.linear(x, weight) if tiling is None else gemm.linear(x, weight, tiling)
+        return F.linear(x, weight, bias) if tiling is None else gemm.linear(x, weight, tiling, bias)
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
@@ -74,15 +75,41 @@ class TritonOps:
             return norms.rms_norm(residual, norm_weight, eps)
         return gemm.sum_rms_norm(gemm.linear(x, weight, tiling), residual, norm_weight, eps)
 
-    def swiglu(self, x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    def linear_add_layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        residual: torch.Tensor,
+        norm_weight: torch.Tensor,
+        norm_bias: torch.Tensor,
+        eps: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """See `Ops`."""
-        fused = self._tilings.fused_swiglu(len(x), *gate_up.shape)
+        residual.addmm_(x, weight.t())
+        if bias is not None:
+            residual.add_(bias)
+        return norms.layer_norm(residual, norm_weight, norm_bias, eps)
+
+    def norm_add_rms_norm(
+        self, x: torch.Tensor, inner: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return norms.norm_add_rms_norm(x, inner, residual, weight, eps)
+
+    def glu(
+        self, x: torch.Tensor, gate_up: torch.Tensor, nonlinearity: Nonlinearity, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        if bias is not None:
+            return activations.gated(F.linear(x, gate_up, bias), nonlinearity)
+        fused = self._tilings.fused_glu(len(x), *gate_up.shape)
         if fused is not None:
-            return fused_gemm.swiglu(x, gate_up, fused)
-        tiling = self._tilings.swiglu(len(x), *gate_up.shape)
+            return fused_gemm.glu(x, gate_up, fused, nonlinearity)
+        tiling = self._tilings.glu(len(x), *gate_up.shape)
         if tiling is None:
-            return activations.silu_mul(F.linear(x, gate_up))
-        return gemm.swiglu(x, gate_up, tiling)
+            return activations.gated(F.linear(x, gate_up), nonlinearity)
+        return gemm.glu(x, gate_up, tiling, nonlinearity)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
@@ -91,6 +118,12 @@ class TritonOps:
     def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
         """See `Ops`."""
         return ragged.positions(cu_seqlens, num_tokens, limit)
+
+    def counted_positions(
+        self, input_ids: torch.Tensor, cu_seqlens: torch.Tensor, pad: int, limit: int
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.counted_positions(input_ids, cu_seqlens, pad, limit)
 
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode

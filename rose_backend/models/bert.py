@@ -12,11 +12,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from rose_backend.attention.base import Attention, Geometry
+from rose_backend.attention.base import Attentions, Geometry, RaggedLayout
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops
 from rose_backend.models.base import ModelSource
-from rose_backend.weights import Weights
+from rose_backend.models.keys import required
+from rose_backend.models.layers import Linear, Norm
+from rose_backend.models.lengths import usable_length
+from rose_backend.weights import PREFIXES, Weights
 
 _Activation = Callable[[Ops, torch.Tensor], torch.Tensor]
 _ACTIVATIONS: dict[str, _Activation] = {
@@ -50,48 +53,30 @@ class BertConfig:
         if values.get("position_embedding_type", "absolute") != "absolute":
             raise CheckpointError(
                 f"config.json: position_embedding_type {values['position_embedding_type']!r}: "
-                "only 'absolute' is served for model_type 'bert'"
+                f"only 'absolute' is served for model_type {values.get('model_type')!r}"
             )
-        try:
-            config = cls(
-                vocab_size=int(values["vocab_size"]),
-                hidden_size=int(values["hidden_size"]),
-                num_hidden_layers=int(values["num_hidden_layers"]),
-                num_attention_heads=int(values["num_attention_heads"]),
-                max_position_embeddings=int(values["max_position_embeddings"]),
-                layer_norm_eps=float(values.get("layer_norm_eps", 1e-12)),
-                hidden_act=str(values.get("hidden_act", "gelu")),
-            )
-        except KeyError as missing:
-            raise CheckpointError(f"config.json has no key {missing}") from None
+        config = cls(
+            vocab_size=int(required(values, "vocab_size")),
+            hidden_size=int(required(values, "hidden_size")),
+            num_hidden_layers=int(required(values, "num_hidden_layers")),
+            num_attention_heads=int(required(values, "num_attention_heads")),
+            max_position_embeddings=int(required(values, "max_position_embeddings")),
+            layer_norm_eps=float(values.get("layer_norm_eps", 1e-12)),
+            hidden_act=str(values.get("hidden_act", "gelu")),
+        )
         if config.hidden_act not in _ACTIVATIONS:
             raise CheckpointError(f"config.json: hidden_act {config.hidden_act!r} is not one of {sorted(_ACTIVATIONS)}")
         return config
 
 
 @dataclass(frozen=True)
-class _Linear:
-    weight: torch.Tensor  # [out, in]
-    bias: torch.Tensor  # [out]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True)
-class _Norm:
-    weight: torch.Tensor  # [hidden]
-    bias: torch.Tensor  # [hidden]
-
-
-@dataclass(frozen=True)
 class _Layer:
-    qkv: _Linear
-    attention_out: _Linear
-    attention_norm: _Norm
-    up: _Linear
-    down: _Linear
-    mlp_norm: _Norm
+    qkv: Linear
+    attention_out: Linear
+    attention_norm: Norm
+    up: Linear
+    down: Linear
+    mlp_norm: Norm
 
 
 class Bert:
@@ -103,32 +88,43 @@ class Bert:
 
     def __init__(self, source: ModelSource) -> None:
         config = BertConfig.from_json(source.values)
-        weights = Weights(
-            source.folder, "embeddings.word_embeddings.weight", ("", "bert."), source.device, source.dtype
-        )
+        weights = Weights(source.folder, "embeddings.word_embeddings.weight", PREFIXES, source.device, source.dtype)
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
-        self.max_positions = config.max_position_embeddings
-        self.num_layers = config.num_hidden_layers
+        self.max_positions = usable_length(source.values)
         self.rotates = False
         heads = config.num_attention_heads
-        self.geometry = Geometry(heads, heads, config.hidden_size // heads, False, source.dtype, source.device)
+        self.geometries: tuple[Geometry, ...] = (
+            Geometry(heads, heads, config.hidden_size // heads, False, source.dtype, source.device),
+        )
+        self.layer_kinds = (0,) * config.num_hidden_layers
         self._eps = config.layer_norm_eps
         self._ops = source.ops
         self._activation = _ACTIVATIONS[config.hidden_act]
         self._words = weights.take("embeddings.word_embeddings.weight")
-        # Single texts are all of type 0; its row is not zero, so it is added to every position once, here.
+        # A row for every position and type: one look-up does for both. Not even type 0's row is zero.
         types = weights.take("embeddings.token_type_embeddings.weight")
-        self._places = weights.take("embeddings.position_embeddings.weight") + types[0]
-        self._embedding_norm = _norm(weights, "embeddings.LayerNorm")
+        places = weights.take("embeddings.position_embeddings.weight")
+        self.num_token_types = len(types)
+        self._table_positions = len(places)
+        self._places = (types[:, None] + places).flatten(0, 1)
+        self._embedding_norm = Norm.take(weights, "embeddings.LayerNorm")
         self._layers = [_layer(weights, f"encoder.layer.{index}.") for index in range(config.num_hidden_layers)]
 
     def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attention, rows: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attends: Attentions,
+        rows: torch.Tensor | None = None,
+        token_types: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `RaggedModel`."""
         ops, eps, norm = self._ops, self._eps, self._embedding_norm
-        x = ops.embed_layer_norm(input_ids, positions, self._words, self._places, norm.weight, norm.bias, eps)
+        places = self._positions(input_ids, attends.layout)
+        if token_types is not None and self.num_token_types > 1:
+            places = places.add(token_types, alpha=self._table_positions)
+        attend = attends[0]
+        x = ops.embed_layer_norm(input_ids, places, self._words, self._places, norm.weight, norm.bias, eps)
         for layer in self._layers:
             mixed = attend(layer.qkv(x))
             if rows is not None and layer is self._layers[-1]:
@@ -139,25 +135,18 @@ class Bert:
             x = ops.add_layer_norm(layer.down(wide), x, layer.mlp_norm.weight, layer.mlp_norm.bias, eps)
         return x
 
-
-def _norm(weights: Weights, name: str) -> _Norm:
-    return _Norm(weights.take(name + ".weight"), weights.take(name + ".bias"))
-
-
-def _linear(weights: Weights, *names: str) -> _Linear:
-    return _Linear(
-        weights.stack(*(name + ".weight" for name in names)),
-        weights.stack(*(name + ".bias" for name in names)),
-    )
+    def _positions(self, input_ids: torch.Tensor, layout: RaggedLayout) -> torch.Tensor:
+        """Each token's row in the table of positions, `[total_tokens]` int32."""
+        return self._ops.positions(layout.cu_seqlens, len(input_ids), self.max_positions)
 
 
 def _layer(weights: Weights, prefix: str) -> _Layer:
     own = prefix + "attention.self."
     return _Layer(
-        qkv=_linear(weights, own + "query", own + "key", own + "value"),
-        attention_out=_linear(weights, prefix + "attention.output.dense"),
-        attention_norm=_norm(weights, prefix + "attention.output.LayerNorm"),
-        up=_linear(weights, prefix + "intermediate.dense"),
-        down=_linear(weights, prefix + "output.dense"),
-        mlp_norm=_norm(weights, prefix + "output.LayerNorm"),
+        qkv=Linear.take(weights, own + "query", own + "key", own + "value"),
+        attention_out=Linear.take(weights, prefix + "attention.output.dense"),
+        attention_norm=Norm.take(weights, prefix + "attention.output.LayerNorm"),
+        up=Linear.take(weights, prefix + "intermediate.dense"),
+        down=Linear.take(weights, prefix + "output.dense"),
+        mlp_norm=Norm.take(weights, prefix + "output.LayerNorm"),
     )

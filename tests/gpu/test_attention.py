@@ -44,6 +44,7 @@ def _reference(qkv: torch.Tensor, lengths: list[int], geometry: Geometry) -> tor
             k[None],
             v[None],
             attn_mask=seen.triu(-left).tril(0 if geometry.causal else right),
+            scale=geometry.scale,
             enable_gqa=geometry.num_heads != geometry.num_kv_heads,
         )
         parts.append(mixed[0].transpose(0, 1).flatten(1))
@@ -56,6 +57,20 @@ def _reference(qkv: torch.Tensor, lengths: list[int], geometry: Geometry) -> tor
 @pytest.mark.parametrize("name", _CANDIDATES)
 def test_sliding_windows(name: str, causal: bool, window: tuple[int, int] | None) -> None:
     _check(name, "long" if name != "triton_short" else "short", (16, 8, 128), causal, window=window, rotate=False)
+
+
+@pytest.mark.parametrize("window", [None, (256, 256)], ids=str)
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_heads_of_256(name: str, window: tuple[int, int] | None) -> None:
+    """EmbeddingGemma's."""
+    _check(name, "long", (3, 1, 256), causal=False, window=window, rotate=True)
+
+
+@pytest.mark.parametrize("heads", [(16, 8, 128), (3, 1, 256)], ids=str)
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_a_scale_of_its_own(name: str, heads: tuple[int, int, int]) -> None:
+    lengths = "long" if name != "triton_short" else "short"
+    _check(name, lengths, heads, causal=False, window=None, rotate=False, scale=0.21)
 
 
 @pytest.mark.parametrize("rotate", [False, True], ids=["plain", "rotated"])
@@ -75,9 +90,10 @@ def _check(
     *,
     window: tuple[int, int] | None,
     rotate: bool,
+    scale: float | None = None,
 ) -> None:
     device = torch.device("cuda:0")
-    geometry = Geometry(*heads, causal, torch.bfloat16, device, window)
+    geometry = Geometry(*heads, causal, torch.bfloat16, device, window, scale)
     real = _LENGTHS[lengths]
     tokens = sum(real)
     padded = -(-tokens // 64) * 64

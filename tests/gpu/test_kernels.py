@@ -8,6 +8,8 @@ import torch
 pytest.importorskip("triton")
 
 from rose_backend.config import PoolingMode
+from rose_backend.kernels.ops import Nonlinearity
+from rose_backend.kernels.short_attention import short_attention
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.kernels.triton_ops import TritonOps
 
@@ -37,11 +39,93 @@ def test_products(fused: TritonOps, tokens: int, dtype: torch.dtype) -> None:
     residual, norm = _drawn(tokens, 1024, dtype=dtype), _drawn(1024, dtype=dtype)
     plain = TorchOps()
     _close(fused.linear(x, qkv), plain.linear(x.float(), qkv.float()), dtype)
-    _close(fused.swiglu(x, gate_up), plain.swiglu(x.float(), gate_up.float()), dtype)
+    for kind in Nonlinearity:
+        _close(fused.glu(x, gate_up, kind), plain.glu(x.float(), gate_up.float(), kind), dtype)
     expected_residual = residual.float()
     expected = plain.linear_add_rms_norm(wide.float(), down.float(), expected_residual, norm.float(), 1e-6)
     _close(fused.linear_add_rms_norm(wide, down, residual, norm, 1e-6), expected, dtype)
     _close(residual, expected_residual, dtype)
+
+
+@pytest.mark.parametrize("tokens", [16, 64, 320, 1280])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_with_biases(fused: TritonOps, tokens: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (_drawn(*shape, dtype=dtype) for shape in ((tokens, 768), (2304, 768), (2304,)))
+    weight *= 0.02
+    plain = TorchOps()
+    _close(fused.linear(x, weight, bias), plain.linear(x.float(), weight.float(), bias.float()), dtype)
+    kind = Nonlinearity.GELU
+    _close(fused.glu(x, weight, kind, bias), plain.glu(x.float(), weight.float(), kind, bias.float()), dtype)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_modernbert_steps(fused: TritonOps, dtype: torch.dtype, biased: bool) -> None:
+    plain = TorchOps()
+    x, weight, residual = (_drawn(*shape, dtype=dtype) for shape in ((77, 1152), (768, 1152), (77, 768)))
+    weight *= 0.02
+    norm, shift, bias = (_drawn(768, dtype=dtype) for _ in range(3))
+    full = [tensor.float() for tensor in (x, weight, residual, norm, shift)]
+    expected = plain.linear_add_layer_norm(*full, 1e-5, bias.float() if biased else None)
+    actual = fused.linear_add_layer_norm(x, weight, residual, norm, shift, 1e-5, bias if biased else None)
+    _close(actual, expected, dtype)
+    _close(residual, full[2], dtype)
+    words = _drawn(500, 768, dtype=dtype)
+    ids = torch.randint(0, 500, (77,), dtype=torch.int32, device=_DEVICE)
+    expected = plain.embed_layer_norm(ids, None, words.float(), None, norm.float(), shift.float(), 1e-5)
+    _close(fused.embed_layer_norm(ids, None, words, None, norm, shift, 1e-5), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gemma_steps(fused: TritonOps, dtype: torch.dtype) -> None:
+    """Its norms' weights are float32 whatever the dtype."""
+    plain = TorchOps()
+    x, residual = _drawn(77, 768, dtype=dtype), _drawn(77, 768, dtype=dtype)
+    inner, weight = (_drawn(768, dtype=torch.float32) + 1.0 for _ in range(2))
+    added = residual.float()
+    expected = plain.norm_add_rms_norm(x.float(), inner, added, weight, 1e-6)
+    _close(fused.norm_add_rms_norm(x.clone(), inner, residual, weight, 1e-6), expected, dtype)
+    _close(residual, added, dtype)
+
+
+@pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(12, 12, 64), (14, 2, 64), (32, 8, 128), (3, 1, 256)])
+def test_rotation(fused: TritonOps, heads: int, kv_heads: int, head_dim: int, normed: bool) -> None:
+    qkv = _drawn(77, (heads + 2 * kv_heads) * head_dim, dtype=torch.bfloat16)
+    weights = _drawn(2, head_dim, dtype=torch.float32) if normed else None
+    angles = torch.rand(64, head_dim // 2, device=_DEVICE) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions = torch.randint(0, 64, (77,), dtype=torch.int32, device=_DEVICE)
+    expected = qkv.float()
+    TorchOps().qk_norm_rope(expected, weights, cos_sin, positions, heads, kv_heads, 1e-6)
+    fused.qk_norm_rope(qkv, weights, cos_sin, positions, heads, kv_heads, 1e-6)
+    _close(qkv, expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("by_token", [False, True], ids=["by place", "by token"])
+@pytest.mark.parametrize("sequences", [2, 40])
+def test_short_attention_turns_without_a_norm(fused: TritonOps, sequences: int, by_token: bool) -> None:
+    heads, head_dim, length = 12, 64, 100
+    tokens = sequences * length
+    qkv = _drawn(tokens, 3 * heads * head_dim, dtype=torch.bfloat16)
+    angles = torch.rand(tokens if by_token else 8192, head_dim // 2, device=_DEVICE) * 6
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    offsets = torch.arange(sequences + 1, dtype=torch.int32, device=_DEVICE) * length
+    rows = torch.arange(tokens, dtype=torch.int32, device=_DEVICE)
+    turned = qkv.float()
+    TorchOps().qk_norm_rope(turned, None, cos_sin, rows if by_token else rows % length, heads, heads, 0.0)
+    q, k, v = turned.view(sequences, length, 3, heads, head_dim).permute(2, 0, 3, 1, 4)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.1).transpose(1, 2).flatten(2)
+    actual = short_attention(qkv, offsets, length, heads, heads, 0.1, causal=False, cos_sin=cos_sin, by_token=by_token)
+    _close(actual, expected.flatten(0, 1), torch.bfloat16)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 3])
+def test_counted_positions(fused: TritonOps, pad: int) -> None:
+    offsets = torch.tensor([0, 1, 3, 3000, 5120, 5120], dtype=torch.int32, device=_DEVICE)
+    ids = torch.randint(0, 5, (5120,), dtype=torch.int32, device=_DEVICE)
+    expected = TorchOps().counted_positions(ids, offsets, pad, 514)
+    assert torch.equal(fused.counted_positions(ids, offsets, pad, 514), expected)
 
 
 @pytest.mark.parametrize("width", [384, 768, 1024])

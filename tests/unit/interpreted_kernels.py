@@ -17,6 +17,7 @@ from rose_backend.config import PoolingMode
 from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
 from rose_backend.kernels import short_attention as short_attention_module
 from rose_backend.kernels.gemm import Tiling
+from rose_backend.kernels.ops import Nonlinearity
 from rose_backend.kernels.short_attention import short_attention
 from rose_backend.kernels.stream_attention import stream_attention
 from rose_backend.kernels.torch_ops import TorchOps
@@ -63,6 +64,34 @@ def test_embed_rms_norm(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_norm_add_rms_norm(width: int) -> None:
+    x, inner, residual, weight = rand(5, width), rand(width), rand(5, width), rand(width)
+    total = residual + F.rms_norm(x, (width,), inner, EPS)
+    for ops in (norms, TORCH):
+        added = residual.clone()
+        assert_close(
+            ops.norm_add_rms_norm(x.clone(), inner, added, weight, EPS), F.rms_norm(total, (width,), weight, EPS)
+        )
+        assert_close(added, total)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm(width: int) -> None:
+    x, weight, bias = rand(5, width), rand(width), rand(width)
+    assert_close(norms.layer_norm(x, weight, bias, EPS), F.layer_norm(x, (width,), weight, bias, EPS))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear_add_layer_norm(biased: bool) -> None:
+    x, weight, residual, norm_weight, norm_bias = rand(5, 16), rand(24, 16), rand(5, 24), rand(24), rand(24)
+    bias = rand(24) if biased else None
+    total = residual + F.linear(x, weight, bias)
+    actual = TORCH.linear_add_layer_norm(x, weight, residual, norm_weight, norm_bias, EPS, bias)
+    assert_close(actual, F.layer_norm(total, (24,), norm_weight, norm_bias, EPS))
+    assert_close(residual, total)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_add_layer_norm(width: int) -> None:
     x, residual, weight, bias = rand(5, width), rand(5, width), rand(width), rand(width)
     expected = F.layer_norm(x + residual, (width,), weight, bias, EPS)
@@ -76,6 +105,25 @@ def test_embed_layer_norm(width: int) -> None:
     tables, weight, bias = (rand(7, width), rand(3, width)), rand(width), rand(width)
     expected = TORCH.embed_layer_norm(ids, places, *tables, weight, bias, EPS)
     assert_close(norms.embed_layer_norm(ids, places, *tables, weight, bias, EPS), expected)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_embed_layer_norm_without_positions(width: int) -> None:
+    ids = torch.tensor([6, 0, 3, 3, 1], dtype=torch.int32)
+    words, weight, bias = rand(7, width), rand(width), rand(width)
+    expected = F.layer_norm(words[ids.long()], (width,), weight, bias, EPS)
+    assert_close(norms.embed_layer_norm(ids, None, words, None, weight, bias, EPS), expected)
+    assert_close(TORCH.embed_layer_norm(ids, None, words, None, weight, bias, EPS), expected)
+
+
+def test_norm_weights_may_be_wider_than_what_is_normed() -> None:
+    """As Gemma's are, whose one is added in float32."""
+    x, weight, residual = rand(3, 40).half(), rand(40), rand(3, 40).half()
+    assert norms.rms_norm(x, weight, EPS).dtype is torch.float16
+    out = norms.norm_add_rms_norm(x.clone(), weight, residual.clone(), weight, EPS)
+    total = residual.float() + F.rms_norm(x.float(), (40,), weight, EPS)
+    assert out.dtype is torch.float16
+    assert float((out.float() - F.rms_norm(total, (40,), weight, EPS)).abs().max()) < 4e-3
 
 
 def test_half_precision_is_rounded_once() -> None:
@@ -102,16 +150,48 @@ def test_qk_norm_rope(heads: int, kv_heads: int, head_dim: int) -> None:
     assert torch.equal(qkv[:, (heads + kv_heads) * head_dim :], values)
 
 
+NONLINEARITIES = {
+    Nonlinearity.SILU: F.silu,
+    Nonlinearity.GELU: F.gelu,
+    Nonlinearity.GELU_TANH: lambda x: F.gelu(x, approximate="tanh"),
+    Nonlinearity.RELU: F.relu,
+}
+
+
 @pytest.mark.parametrize("width", [1, 33, 1536, 2049])
-def test_silu_mul(width: int) -> None:
-    gate_up = rand(3, 2 * width)
-    assert_close(activations.silu_mul(gate_up), F.silu(gate_up[:, :width]) * gate_up[:, width:])
+@pytest.mark.parametrize("kind", NONLINEARITIES, ids=lambda kind: kind.value)
+def test_gated(kind: Nonlinearity, width: int) -> None:
+    gate_up = 3 * rand(3, 2 * width)
+    assert_close(activations.gated(gate_up, kind), NONLINEARITIES[kind](gate_up[:, :width]) * gate_up[:, width:])
+
+
+@pytest.mark.parametrize("kind", NONLINEARITIES, ids=lambda kind: kind.value)
+def test_the_steps_in_torch_know_every_nonlinearity(kind: Nonlinearity) -> None:
+    x, gate_up, bias = rand(3, 8), rand(10, 8), rand(10)
+    gate, up = (x @ gate_up.T + bias).chunk(2, dim=1)
+    assert_close(TORCH.glu(x, gate_up, kind, bias), NONLINEARITIES[kind](gate) * up)
 
 
 @pytest.mark.parametrize("width", [1, 33, 1536, 2049])
 def test_gelu(width: int) -> None:
     x = 3 * rand(3, width)
     assert_close(activations.gelu(x.clone()), F.gelu(x))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (5, 5)])
+def test_rope_without_a_norm(heads: int, kv_heads: int) -> None:
+    """Against complex numbers: each pair of halves is turned by its angle."""
+    head_dim = 16
+    qkv = rand(5, (heads + 2 * kv_heads) * head_dim)
+    angles = rand(9, head_dim // 2)
+    places = torch.tensor([0, 8, 3, 0, 1], dtype=torch.int32)
+    parts = qkv.view(5, -1, head_dim)[:, : heads + kv_heads]
+    pairs = torch.complex(*parts.chunk(2, dim=-1)) * torch.polar(torch.ones(()), angles[places.long()])[:, None]
+    expected = torch.cat([torch.cat([pairs.real, pairs.imag], -1), qkv.view(5, -1, head_dim)[:, heads + kv_heads :]], 1)
+    for turn in (rope.qk_norm_rope, TORCH.qk_norm_rope):
+        actual = qkv.clone()
+        turn(actual, None, torch.cat([angles.cos(), angles.sin()], 1), places, heads, kv_heads, EPS)
+        assert_close(actual, expected.flatten(1))
 
 
 LENGTHS = {"one": (1,), "mixed": (1, 5, 130, 2), "equal": (7, 7, 7), "long": (1025,), "with empty": (3, 2, 0, 0)}
@@ -124,6 +204,23 @@ def test_positions(lengths: tuple[int, ...], limit: int) -> None:
     places = ragged.positions(offsets(lengths), sum(lengths), limit)
     assert places.dtype is torch.int32
     assert places.tolist() == expected
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("limit", [2048, 6])
+@pytest.mark.parametrize("pad", [0, 1, 3])
+def test_counted_positions(lengths: tuple[int, ...], limit: int, pad: int) -> None:
+    ids = torch.randint(0, 4, (sum(lengths),), dtype=torch.int32)
+    expected = []
+    for part in ids.split(list(lengths)):
+        count = 0
+        for token in part.tolist():
+            count += token != pad
+            expected.append(min(pad + count if token != pad else pad, limit - 1))
+    for places in (ragged, TORCH):
+        actual = places.counted_positions(ids, offsets(lengths), pad, limit)
+        assert actual.dtype is torch.int32
+        assert actual.tolist() == expected
 
 
 @pytest.mark.parametrize("mode", list(PoolingMode))
@@ -161,6 +258,8 @@ def test_pool_of_zeros_is_zero() -> None:
 def test_linear(tokens: int, tiling: Tiling) -> None:
     x, weight = rand(tokens, 192), rand(96, 192)
     assert_close(gemm.linear(x, weight, tiling), x @ weight.T)
+    bias = rand(96)
+    assert_close(gemm.linear(x, weight, tiling, bias), x @ weight.T + bias)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 19])
@@ -181,22 +280,25 @@ def test_split_linear_and_sum_rms_norm(tokens: int, splits: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 19])
-def test_swiglu_for_few_tokens(tokens: int) -> None:
+@pytest.mark.parametrize("kind", NONLINEARITIES, ids=lambda kind: kind.value)
+def test_glu_for_few_tokens(tokens: int, kind: Nonlinearity) -> None:
     x, gate_up = rand(tokens, 128), rand(2 * 48, 128) / 8
-    assert_close(gemm.swiglu(x, gate_up, Tiling(16, 16, 64, 1, 2, 2)), TORCH.swiglu(x, gate_up))
+    assert_close(gemm.glu(x, gate_up, Tiling(16, 16, 64, 1, 2, 2), kind), TORCH.glu(x, gate_up, kind))
 
 
 @pytest.mark.parametrize("tiling", [fused_gemm.LARGE, fused_gemm.SMALL], ids=["large", "small"])
 @pytest.mark.parametrize("tokens", [1, 129])
-def test_swiglu_for_many_tokens(tokens: int, tiling: fused_gemm.FusedTiling) -> None:
+@pytest.mark.parametrize("kind", [Nonlinearity.SILU, Nonlinearity.GELU], ids=lambda kind: kind.value)
+def test_glu_for_many_tokens(tokens: int, tiling: fused_gemm.FusedTiling, kind: Nonlinearity) -> None:
     x, gate_up = rand(tokens, 128), rand(2 * 256, 128) / 8
-    assert_close(fused_gemm.swiglu(x, gate_up, tiling), TORCH.swiglu(x, gate_up))
+    assert_close(fused_gemm.glu(x, gate_up, tiling, kind), TORCH.glu(x, gate_up, kind))
 
 
-def test_swiglu_for_more_row_tiles_than_one_group() -> None:
+def test_glu_for_more_row_tiles_than_one_group() -> None:
     tokens = 17 * 128 + 5
     x, gate_up = rand(tokens, 64), rand(2 * 128, 64) / 8
-    assert_close(fused_gemm.swiglu(x, gate_up, fused_gemm.LARGE), TORCH.swiglu(x, gate_up))
+    actual = fused_gemm.glu(x, gate_up, fused_gemm.LARGE, Nonlinearity.SILU)
+    assert_close(actual, TORCH.glu(x, gate_up, Nonlinearity.SILU))
 
 
 def attention_by_sequence(
@@ -206,6 +308,7 @@ def attention_by_sequence(
     kv_heads: int,
     causal: bool,
     window: tuple[int, int] | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """One dense call a sequence, key and value heads repeated."""
     left, right = window or (len(qkv), len(qkv))
@@ -215,7 +318,7 @@ def attention_by_sequence(
         q, k, v = (x.transpose(0, 1) for x in part.view(len(part), sum(dims), -1).split(dims, dim=1))
         k, v = (x.repeat_interleave(heads // kv_heads, dim=0) for x in (k, v))
         seen = torch.ones(len(part), len(part), dtype=torch.bool).triu(-left).tril(0 if causal else right)
-        rows.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(0, 1).flatten(1))
+        rows.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale).transpose(0, 1).flatten(1))
     return torch.cat(rows)
 
 
@@ -246,6 +349,22 @@ def test_short_attention(
     assert_close(actual, attention_by_sequence(rotated, lengths, heads, kv_heads, causal))
 
 
+@pytest.mark.parametrize("few", [True, False], ids=["few sequences", "many sequences"])
+@pytest.mark.parametrize("by_token", [False, True], ids=["by place", "by token"])
+def test_short_attention_turns_without_a_norm(monkeypatch: pytest.MonkeyPatch, by_token: bool, few: bool) -> None:
+    lengths, head_dim = SHORT, 32
+    monkeypatch.setattr(short_attention_module, "_FEW_PROGRAMS", len(lengths) * 2 + int(few))
+    qkv = rand(sum(lengths), 8 * head_dim)
+    tokens = torch.arange(sum(lengths), dtype=torch.int32)
+    places = tokens if by_token else torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])
+    cos_sin, rotated = rand(64, head_dim), qkv.clone()
+    TORCH.qk_norm_rope(rotated, None, cos_sin, places, 4, 2, EPS)
+    actual = short_attention(
+        qkv, offsets(lengths), max(lengths), 4, 2, 0.3, causal=False, cos_sin=cos_sin, by_token=by_token
+    )
+    assert_close(actual, attention_by_sequence(rotated, lengths, 4, 2, causal=False, scale=0.3))
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_short_attention_at_its_longest(causal: bool) -> None:
     lengths = (128, 127)
@@ -272,6 +391,13 @@ def test_stream_attention(causal: bool, heads: int, kv_heads: int) -> None:
     actual = stream_attention(qkv, offsets(lengths), 130, heads, kv_heads, 32**-0.5, causal=causal)
     assert torch.equal(qkv, before)
     assert_close(actual, attention_by_sequence(qkv, lengths, heads, kv_heads, causal))
+
+
+def test_stream_attention_scales_as_told() -> None:
+    lengths = (65, 3)
+    qkv = rand(68, 3 * 32)
+    actual = stream_attention(qkv, offsets(lengths), 65, 1, 1, 0.3, causal=False)
+    assert_close(actual, attention_by_sequence(qkv, lengths, 1, 1, causal=False, scale=0.3))
 
 
 def test_stream_attention_beside_padding() -> None:

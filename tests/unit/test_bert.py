@@ -15,7 +15,18 @@ from rose_backend.config import EngineConfig, HeadConfig, PoolingMode
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import CheckpointError
 from tests.support.vectors import assert_close
-from tests.unit.engines import LENGTHS, LIMIT, embed, engine_on, expected, randomised, sequences
+from tests.unit.engines import (
+    LENGTHS,
+    LIMIT,
+    assert_equals,
+    embed,
+    engine_on,
+    expected,
+    hidden_states,
+    randomised,
+    rewrite,
+    sequences,
+)
 
 VOCAB = 50
 
@@ -53,11 +64,6 @@ def copied(folder: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rewrite(folder: Path, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
 @pytest.mark.parametrize("pooling", list(PoolingMode))
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 def test_equals_transformers(model: BertModel, folder: Path, lengths: tuple[int, ...], pooling: PoolingMode) -> None:
@@ -78,6 +84,29 @@ def test_normalize_gives_unit_vectors(model: BertModel, folder: Path) -> None:
     raw = expected(model, ids, PoolingMode.MEAN)
     unit = raw / np.linalg.norm(raw, axis=1, keepdims=True)
     assert_close(embed(engine_on(folder), ids, normalize=True), unit)
+
+
+def test_the_second_text_of_a_pair_is_of_type_one(model: BertModel, folder: Path) -> None:
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    types = [[int(place > len(row) // 2) for place in range(len(row))] for row in ids]
+    for actual, row, kinds in zip(hidden_states(folder, ids, types), ids, types, strict=True):
+        with torch.inference_mode():
+            right = model(torch.tensor([row]), token_type_ids=torch.tensor([kinds])).last_hidden_state[0]
+        assert_close(actual, right)
+
+
+def test_all_of_type_zero_is_what_no_types_are(model: BertModel, folder: Path) -> None:
+    ids = sequences(LENGTHS["unequal"], VOCAB)
+    zeros = [[0] * len(row) for row in ids]
+    for one, other in zip(hidden_states(folder, ids), hidden_states(folder, ids, zeros), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_pad_token_does_not_move_positions(tmp_path: Path) -> None:
+    """As in multilingual-e5-small: a BERT with XLM-RoBERTa's tokenizer, and positions from 0 all the same."""
+    model = randomised(BertModel(tiny(pad_token_id=1)))
+    model.save_pretrained(tmp_path)
+    assert_equals(tmp_path, model, [[1, 5, 1, 7], *sequences((LIMIT, 1), VOCAB)])
 
 
 def test_a_language_models_checkpoint(tmp_path: Path) -> None:

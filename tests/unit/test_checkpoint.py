@@ -242,3 +242,37 @@ def test_bad_modules_json_is_named(folder: Folder, text: str) -> None:
 def test_sizes_that_are_no_sizes_are_named(folder: Folder, key: str, value: Any) -> None:
     folder.write("config.json", {**CONFIG, key: value})
     assert key in folder.refusal()
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 1}, 512),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 514, "pad_token_id": 1}, 512),
+        ({"model_type": "roberta", "max_position_embeddings": 514}, 512),  # the usual pad is 1
+        ({"model_type": "camembert", "max_position_embeddings": 514, "pad_token_id": 0}, 513),
+        ({"model_type": "xlm-roberta", "max_position_embeddings": 8194, "pad_token_id": 1}, 8192),
+        ({"model_type": "nomic_bert", "n_positions": 8192, "max_trained_positions": 2048}, 8192),
+        ({"model_type": "nomic_bert", "max_position_embeddings": 2048}, 2048),
+        (
+            {
+                "model_type": "nomic_bert",
+                "max_position_embeddings": 2048,
+                "rope_parameters": {"rope_type": "dynamic", "factor": 4.0},
+            },
+            8192,
+        ),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else str(value),
+)
+def test_lengths_by_family(folder: Folder, config: dict[str, Any], length: int) -> None:
+    """Without `max_seq_length`; with a larger one too."""
+    folder.write("config.json", {"vocab_size": 30, **config})
+    assert read_checkpoint(folder.path).max_length == length
+    folder.write("sentence_bert_config.json", {"max_seq_length": 100_000})
+    assert read_checkpoint(folder.path).max_length == length
+
+
+def test_no_positions_behind_the_pad(folder: Folder) -> None:
+    folder.write("config.json", {"vocab_size": 30, "model_type": "roberta", "max_position_embeddings": 2})
+    assert "max_position_embeddings 2 leaves no position behind pad_token_id 1" in folder.refusal()

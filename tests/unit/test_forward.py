@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
+    ModernBertConfig,
+    ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
+    Qwen3Config,
+    Qwen3Model,
+)
 
 from rose_backend.config import PoolingMode
 from tests.support.vectors import assert_close
@@ -26,11 +37,18 @@ _SHAPE = {
 def _model(kind: str) -> torch.nn.Module:
     if kind == "bert":
         return randomised(BertModel(BertConfig(**_SHAPE)))
+    if kind == "modernbert":
+        return randomised(ModernBertModel(ModernBertConfig(**_SHAPE, local_attention=8, pad_token_id=0)))
+    if kind == "nomic_bert":
+        return randomised(NomicBertModel(NomicBertConfig(**_SHAPE)))
+    if kind == "gemma3":
+        shape = {**_SHAPE, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}
+        return randomised(Gemma3TextModel(Gemma3TextConfig(**shape, use_bidirectional_attention=True)))
     return randomised(Qwen3Model(Qwen3Config(**_SHAPE, num_key_value_heads=2, head_dim=16)))
 
 
 @pytest.mark.parametrize("pooling", list(PoolingMode), ids=lambda mode: mode.value)
-@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+@pytest.mark.parametrize("kind", ["bert", "qwen3", "modernbert", "nomic_bert", "gemma3"])
 def test_more_than_a_thousand_tokens(tmp_path: Path, kind: str, pooling: PoolingMode) -> None:
     model = _model(kind)
     model.save_pretrained(tmp_path)

@@ -14,10 +14,21 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3Model
 from rose_backend.config import PoolingMode
 from rose_backend.errors import CheckpointError
 from tests.support.vectors import assert_close, largest_difference
-from tests.unit.engines import LENGTHS, LIMIT, embed, engine_on, expected, randomised, sequences
+from tests.unit.engines import (
+    LENGTHS,
+    LIMIT,
+    assert_equals,
+    embed,
+    engine_on,
+    expected,
+    randomised,
+    rewrite,
+    sequences,
+)
 
 VOCAB = 60
 THETA = 5000.0  # not the default, so that ignoring it shows
+WINDOWED = {"use_sliding_window": True, "sliding_window": 5}
 
 
 def tiny(**changes: object) -> Qwen3Config:
@@ -63,13 +74,6 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "qwen3"))
 
 
-def rewrite(folder: Path, *without: str, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    for key in without:
-        config.pop(key, None)
-    (folder / "config.json").write_text(json.dumps({**config, **changes}))
-
-
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
 @pytest.mark.parametrize("pooling", [PoolingMode.LAST, PoolingMode.MEAN])
 def test_causal_equals_transformers(
@@ -100,11 +104,40 @@ def test_bidirectional_equals_transformers(
     assert_close(embed(engine_on(folder, pooling), ids), expected(bidirectional, ids, pooling))
 
 
-@pytest.mark.parametrize("switch", [{"use_bidirectional_attention": True}, {"model_type": "bidirectional_pplx_qwen3"}])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        {"use_bidirectional_attention": True},
+        {"model_type": "bidirectional_pplx_qwen3"},
+        {"architectures": ["PPLXQwen3Model"]},
+        {"auto_map": {"AutoModel": "modeling.PPLXQwen3ContextualModel"}},
+    ],
+)
 def test_other_switches_to_bidirectional(bidirectional: Qwen3Model, folder: Path, switch: dict[str, object]) -> None:
     rewrite(folder, **switch)
     ids = sequences(LENGTHS["unequal"], VOCAB)
     assert_close(embed(engine_on(folder), ids), expected(bidirectional, ids, PoolingMode.MEAN))
+
+
+def test_the_stock_class_ignores_one_of_the_switches(causal: Qwen3Model) -> None:
+    """So it is no oracle of checkpoints that use it."""
+    deaf = Qwen3Model(tiny(use_bidirectional_attention=True))
+    deaf.load_state_dict(causal.state_dict())
+    ids = torch.tensor(sequences((9,), VOCAB))
+    with torch.inference_mode():
+        assert_close(deaf.eval()(ids).last_hidden_state, causal(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("is_causal", [True, False], ids=["causal", "bidirectional"])
+@pytest.mark.parametrize("named", [True, False], ids=["layer_types", "max_window_layers"])
+def test_sliding_windows(tmp_path: Path, named: bool, is_causal: bool) -> None:
+    """Window 5, in the second layer alone."""
+    model = randomised(Qwen3Model(tiny(**WINDOWED, max_window_layers=1, is_causal=is_causal)))
+    assert model.config.layer_types == ["full_attention", "sliding_attention"]
+    model.save_pretrained(tmp_path)
+    if not named:
+        rewrite(tmp_path, "layer_types")
+    assert_equals(tmp_path, model, sequences((1, 2, 4, 5, 6, 7, LIMIT - 1, LIMIT, 3), VOCAB))
 
 
 def test_rope_theta_in_either_place(causal: Qwen3Model, folder: Path) -> None:
@@ -147,7 +180,8 @@ def test_normalize_gives_unit_vectors(causal: Qwen3Model, saved: Path) -> None:
     [
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"attention_bias": True}, "attention_bias"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({**WINDOWED, "layer_types": None, "max_window_layers": None}, "max_window_layers"),
+        ({**WINDOWED, "layer_types": ["chunked_attention"] * 2}, "'chunked_attention'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": THETA}}, "rope_type 'yarn'"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
         ({"rope_parameters": None}, "rope_theta"),

@@ -172,3 +172,35 @@ class TestShapes:
     def test_what_cannot_be_joined_is_named(self, folder: Path) -> None:
         with pytest.raises(CheckpointError, match=r"bert\.query.*\[2, 3\].*bert\.wide.*\[2, 5\]"):
             open_weights(folder).stack("query", "wide")
+
+
+class TestNumbersThatNeedMore:
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.bool], ids=str)
+    def test_integers_and_eighths_are_refused(self, folder: Path, dtype: torch.dtype) -> None:
+        save_file({**TENSORS, "bert.query": torch.ones(2, 3).to(dtype)}, folder / WHOLE)
+        with pytest.raises(CheckpointError) as refused:
+            open_weights(folder).stack("query", "key")
+        for part in (str(folder / WHOLE), "'bert.query'", str(dtype), "torch.bfloat16"):
+            assert part in str(refused.value)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+    def test_other_floating_point_is_cast(self, folder: Path, dtype: torch.dtype) -> None:
+        save_file({**TENSORS, "bert.query": torch.full((2, 3), 1.5, dtype=dtype)}, folder / WHOLE)
+        assert torch.equal(open_weights(folder).take("query"), torch.full((2, 3), 1.5))
+
+    def test_a_dtype_of_its_own(self, folder: Path) -> None:
+        weights = Weights(folder, "words", ("bert.",), torch.device("cpu"), torch.bfloat16)
+        assert weights.take("words").dtype is torch.bfloat16
+        assert torch.equal(weights.take("words", dtype=torch.float32), TENSORS["bert.words"])
+
+    @pytest.mark.parametrize("quantization", [{"quant_method": "fp8"}, {}], ids=str)
+    def test_a_quantization_config_is_refused(self, folder: Path, quantization: dict[str, str]) -> None:
+        (folder / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+        message = refusal(folder)
+        assert str(folder / "config.json") in message
+        assert "quantization_config" in message
+        assert quantization.get("quant_method", "") in message
+
+    def test_no_quantization_is_no_reason(self, folder: Path) -> None:
+        (folder / "config.json").write_text(json.dumps({"quantization_config": None}))
+        assert torch.equal(open_weights(folder).take("words"), TENSORS["bert.words"])
