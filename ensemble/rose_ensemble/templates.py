@@ -12,7 +12,7 @@ _PROMPTS_BY_TYPE = {"query": ("query",), "document": ("document", "passage", "co
 def prompt_for(checkpoint: Checkpoint, options: RequestOptions) -> str:
     """The prompt of one request, possibly empty.
 
-    An `input_type` for which the checkpoint has no prompt gets the default one, like `encode_query` and
+    An `input_type` for which the checkpoint has no prompt gets none, not even the default one, like `encode_query` and
     `encode_document` of sentence-transformers.
 
     Raises:
@@ -27,8 +27,6 @@ def prompt_for(checkpoint: Checkpoint, options: RequestOptions) -> str:
                 f"parameter 'prompt_name' is {options.prompt_name!r}; this checkpoint has {sorted(prompts)}"
             )
         return prompts[options.prompt_name]
-    candidates = _PROMPTS_BY_TYPE[options.input_type] if options.input_type is not None else ()
-    for name in (*candidates, checkpoint.default_prompt_name):
-        if name is not None and name in prompts:
-            return prompts[name]
-    return ""
+    if options.input_type is not None:
+        return next((prompts[name] for name in _PROMPTS_BY_TYPE[options.input_type] if name in prompts), "")
+    return "" if checkpoint.default_prompt_name is None else prompts[checkpoint.default_prompt_name]

@@ -21,6 +21,11 @@ _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
 }
 
 
+def served_types() -> tuple[str, ...]:
+    """Every `model_type` there is a class for."""
+    return tuple(sorted(_MODELS))
+
+
 def load_model(folder: Path, device: torch.device, dtype: torch.dtype) -> RaggedModel:
     """Build the architecture a checkpoint names and load its weights.
 
