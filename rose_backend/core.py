@@ -111,7 +111,9 @@ class Request:
     @property
     def scaling(self) -> int:
         """0: vectors stay as they are; 1: they get unit length; -d: their first d elements get unit length."""
-        return -self.dims if self.dims and self.normalize else int(self.normalize)
+        if not self.dims:
+            return self.normalize
+        return -self.dims if self.normalize else 0
 
     @property
     def tokens_left(self) -> int:
@@ -201,8 +203,10 @@ class Batch:
             flat = flat[np.repeat(shift, ascending) + np.arange(len(flat))]
         counts = [segment.count for segment in segments]
         normalize = np.repeat(np.array([segment.request.scaling for segment in segments], np.int32), counts)[order]
-        names = {name for segment in segments for name in segment.request.fields}
-        fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
+        fields: Fields = {}
+        if any([segment.request.fields for segment in segments]):  # noqa: C419 (a list is quicker, and most have none)
+            names = {name for segment in segments for name in segment.request.fields}
+            fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
         return cls(segments, flat, cu_seqlens, normalize, order, fields)
 
     @classmethod
@@ -210,5 +214,7 @@ class Batch:
         ids = segment.input_ids
         cu_seqlens = np.array((0, len(ids)), np.int32)
         normalize = np.array((segment.request.scaling,), np.int32)
-        fields = {name: segment.carried(name) for name in segment.request.fields}
+        fields = segment.request.fields
+        if fields:
+            fields = {name: segment.carried(name) for name in fields}
         return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields)

@@ -41,8 +41,10 @@ class Work:
 
     def pack(self) -> Int32Array:
         """`[1, 4 + (1 + number of fields) * b * n + total_tokens]` int32."""
-        fields = [self.fields[name] for name in sorted(self.fields)]
-        header = np.array((*self.shape, self.stamp, sum(self.fields)), np.int32)
+        flags, fields = 0, tuple[Int32Array, ...]()
+        if self.fields:
+            flags, fields = sum(self.fields), tuple(self.fields[name] for name in sorted(self.fields))
+        header = np.array((*self.shape, self.stamp, flags), np.int32)
         packed: Int32Array = np.concatenate((header, self.lengths, *fields, self.input_ids))[None]
         return packed
 

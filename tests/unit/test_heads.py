@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,13 @@ from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
 from tests.support.cases import HARBOUR, VOCAB_SIZE
 from tests.support.checkpoints import copy_tokenizer, make_bert, write_json
+from tests.support.library import HIDDEN, alone, edit_json, library, save_with_library
 from tests.support.vectors import assert_close, largest_difference
-from tests.unit.served import HIDDEN, Served, alone, library, save_with_library
+from tests.unit.served import Served
 
 _TEXTS = [HARBOUR, "tea", "", "stone " * 60, "[CLS] tea [SEP] pot", "caf\u00e9 TEA", "tea"]
 _MODES = [mode.value for mode in PoolingMode]
 _OLD = "sentence_transformers.models."
-
-
-def _edit(path: Path, **values: Any) -> None:
-    """Change keys of a JSON file; None removes one."""
-    stored = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in stored.items() if value is not None}))
 
 
 def _check(folder: Path, **options: Any) -> None:
@@ -73,7 +67,7 @@ def test_a_missing_activation_is_tanh(tmp_path: Path, minilm: Path) -> None:
     identity = Dense(HIDDEN, 16, activation_function=torch.nn.Identity())
     folder = save_with_library(tmp_path, minilm, pooling="cls", dense=[identity], normalize=False)
     before = alone(library(folder), ["tea"])
-    _edit(folder / "2_Dense" / "config.json", activation_function=None)
+    edit_json(folder / "2_Dense" / "config.json", activation_function=None)
     assert_close(alone(library(folder), ["tea"]), np.tanh(before))
     _check(folder)
 
@@ -82,7 +76,7 @@ def test_a_missing_activation_is_tanh(tmp_path: Path, minilm: Path) -> None:
 def test_prompts_that_are_not_pooled(tmp_path: Path, minilm: Path, pooling: str | Sequence[str]) -> None:
     folder = save_with_library(tmp_path, minilm, pooling=pooling, include_prompt=False, max_length=20)
     prompts = {"query": "harbour wall: ", "document": "", "joint": "harb", "long": "stone " * 30}
-    _edit(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="joint")
+    edit_json(folder / "config_sentence_transformers.json", prompts=prompts, default_prompt_name="joint")
     served, model = Served(read_checkpoint(folder)), library(folder)
     texts = [*_TEXTS, "our wall"]  # "harb" + "our" is one token, "harb" alone two
     if pooling != "max":  # here the library divides infinity by itself
@@ -93,7 +87,7 @@ def test_prompts_that_are_not_pooled(tmp_path: Path, minilm: Path, pooling: str 
     assert_close(served.embed(texts, prompt="tea: "), alone(model, texts, prompt="tea: "))
     if pooling == "mean":
         pooled = alone(library(folder), texts, prompt_name="query")
-        _edit(folder / "1_Pooling" / "config.json", include_prompt=True)
+        edit_json(folder / "1_Pooling" / "config.json", include_prompt=True)
         assert largest_difference(pooled, alone(library(folder), texts, prompt_name="query")) > 1e-2
 
 
@@ -147,7 +141,7 @@ def test_the_form_of_old_releases(tmp_path: Path, minilm: Path) -> None:
 def test_lower_casing(tmp_path: Path, minilm: Path, own: str) -> None:
     """A tokenizer that lower-cases by itself keeps its order: here `TEA` is replaced before."""
     folder = save_with_library(tmp_path, minilm)
-    _edit(folder / "sentence_bert_config.json", do_lower_case=True)
+    edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
     replace = normalizers.Replace("TEA", "pot")
@@ -176,7 +170,7 @@ def test_input_types_with_a_default_prompt(tmp_path: Path, minilm: Path) -> None
 def test_dimensions_share_a_batch(tmp_path: Path, minilm: Path, normalize: bool) -> None:
     dense = [Dense(HIDDEN, 48, activation_function=torch.nn.Identity())]
     folder = save_with_library(tmp_path, minilm, dense=dense, normalize=normalize)
-    _edit(folder / "config.json", matryoshka_dimensions=[8, 16, 48])
+    edit_json(folder / "config.json", matryoshka_dimensions=[8, 16, 48])
     served, model = Served(read_checkpoint(folder)), library(folder)
     ways: list[dict[str, Any]] = [
         {"dimensions": 8},
@@ -199,7 +193,7 @@ def test_dimensions_share_a_batch(tmp_path: Path, minilm: Path, normalize: bool)
 
 def test_a_checkpoint_that_comes_cut(tmp_path: Path, minilm: Path) -> None:
     folder = save_with_library(tmp_path, minilm, normalize=False)
-    _edit(folder / "config_sentence_transformers.json", truncate_dim=12)
+    edit_json(folder / "config_sentence_transformers.json", truncate_dim=12)
     _check(folder)
     assert Served(read_checkpoint(folder)).embed(["tea"], dimensions=HIDDEN).shape == (1, HIDDEN)
 

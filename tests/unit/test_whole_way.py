@@ -12,8 +12,9 @@ from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
 from tests.support.cases import HARBOUR, VOCAB_SIZE
 from tests.support.checkpoints import copy_tokenizer, make_bert, write_json, write_modules
+from tests.support.library import library
 from tests.support.vectors import assert_close
-from tests.unit.served import Served, library
+from tests.unit.served import Served
 
 _TEXTS = [HARBOUR, "tea", "", "stone " * 60, "[CLS] tea [SEP] pot", "caf\u00e9 TEA", "tea"]
 _PROMPTS = {"query": "harbour wall: ", "document": "", "passage": "stone "}
