@@ -12,8 +12,9 @@ _PROMPTS_BY_TYPE = {"query": ("query",), "document": ("document", "passage", "co
 def prompt_for(checkpoint: Checkpoint, options: RequestOptions) -> str:
     """The prompt of one request, possibly empty.
 
-    An `input_type` for which the checkpoint has no prompt gets none, not even the default one, like `encode_query` and
-    `encode_document` of sentence-transformers.
+    An `input_type` for which the checkpoint has no prompt gets none, not even the default one, as sentence-transformers
+    documents of `encode_query` and `encode_document`. (Its release 6.2 never gets beyond `document` among the prompts
+    for documents, because it adds an empty one of that name to every checkpoint; its documentation is followed here.)
 
     Raises:
         InvalidArgumentError: `prompt_name` is not one of the checkpoint's.
