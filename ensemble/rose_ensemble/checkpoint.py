@@ -110,6 +110,6 @@ def _prompts(path: Path, values: Mapping[str, Any]) -> tuple[Mapping[str, str], 
         raise CheckpointError(f"{path}: prompts {stored!r} are not texts by name")
     prompts = {name: text or "" for name, text in stored.items()}
     default = values.get("default_prompt_name")
-    if default is not None and default not in prompts:
+    if default is not None and (not isinstance(default, str) or default not in prompts):
         raise CheckpointError(f"{path}: default_prompt_name {default!r} is not among its prompts {sorted(prompts)}")
     return prompts, default

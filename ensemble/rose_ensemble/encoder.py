@@ -110,7 +110,12 @@ def _tokenizer_limit(files: CheckpointFiles, folder: Path) -> tuple[int, ...]:
 
 
 def _arguments(path: Path, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = {**(values.get(name) or {}), **(values.get(_NEW_NAMES[name]) or {})}
+    found: dict[str, Any] = {}
+    for spelling in (name, _NEW_NAMES[name]):
+        given = values.get(spelling) or {}
+        if not isinstance(given, dict):
+            raise CheckpointError(f"{path}: {spelling} is {given!r}, not arguments by name")
+        found |= given
     for key in found:
         if key not in _HARMLESS[name]:
             raise CheckpointError(f"{path}: {name} {key!r} is not served; known: {sorted(_HARMLESS[name])}")
