@@ -74,6 +74,8 @@ _ORACLE_LENGTHS = [
     2048,
     4096,
 ]
+_SWEPT_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+_SWEPT_SEQUENCES = 128  # of 512 tokens
 _LOWEST_TOKEN, _HIGHEST_TOKEN = 1000, 150_000
 
 
@@ -86,34 +88,72 @@ def requests(rng: np.random.Generator, lengths: Sequence[int]) -> deque[Request]
     return queue
 
 
-def embed(engine: RoseEngine, queue: deque[Request]) -> list[tuple[Batch, LazyTensor]]:
+def embed(engine: RoseEngine, queue: deque[Request], budget: int | None = None) -> list[tuple[Batch, LazyTensor]]:
     """Pack and launch everything, as the engine thread does."""
-    packer = TokenPacker(engine.token_budget, engine.config.max_sequences)
+    packer = TokenPacker(budget or engine.token_budget, engine.config.max_sequences)
     launched = []
     while (batch := packer.take(queue)) is not None:
         launched.append((batch, engine.step(batch)))
     return launched
 
 
+def record(engine: RoseEngine, lengths: Sequence[int]) -> None:
+    """Have the exact buckets of these sequences recorded, as they are once a server has been idle."""
+    runner, packer = engine.runner, TokenPacker(engine.token_budget, engine.config.max_sequences)
+    assert isinstance(runner, CudaRunner)
+    queue = requests(np.random.default_rng(0), lengths)
+    while (batch := packer.take(queue)) is not None:
+        runner.warm([Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)])
+
+
 def time_suite(engine: RoseEngine, lengths: Lengths, repeats: int) -> dict[str, float]:
     """Milliseconds from requests to vectors on the host, and tokens a second."""
     rng = np.random.default_rng(1)
+    record(engine, lengths)
     taken = []
     for round_ in range(repeats + 4):
         queue = requests(rng, lengths)
         began = time.perf_counter()
         for _, rows in embed(engine, queue):
             rows.wait()
-        if round_ >= 4:  # eager, capture, first replays
+        if round_ >= 4:  # eager where nothing is recorded, first replays
             taken.append((time.perf_counter() - began) * 1e3)
     taken.sort()
     p50 = taken[len(taken) // 2]
     return {"p50_ms": round(p50, 3), "p99_ms": round(taken[-1], 3), "tokens_per_s": round(sum(lengths) / p50 * 1e3)}
 
 
+def sweep_budgets(engine: RoseEngine, repeats: int) -> list[dict[str, float]]:
+    """Throughput of a deep queue, and how long one batch takes, by token budget; the budgets take turns."""
+    lengths = [512] * _SWEPT_SEQUENCES
+    rng = np.random.default_rng(4)
+    taken: dict[int, list[float]] = {budget: [] for budget in _SWEPT_BUDGETS}
+    for round_ in range(repeats + 2):
+        for budget in _SWEPT_BUDGETS:
+            queue = requests(rng, lengths)
+            began = time.perf_counter()
+            launched = embed(engine, queue, budget)
+            for _, rows in launched:
+                rows.wait()
+            if round_ >= 2:
+                taken[budget].append((time.perf_counter() - began) * 1e3)
+    found = []
+    for budget, times in taken.items():
+        p50 = sorted(times)[len(times) // 2]
+        found.append(
+            {
+                "token_budget": budget,
+                "tokens_per_s": round(sum(lengths) / p50 * 1e3),
+                "batch_ms": round(p50 * budget / sum(lengths), 2),
+            }
+        )
+    return found
+
+
 def host_microseconds(engine: RoseEngine, lengths: Lengths) -> dict[str, float]:
     """Host time of one replayed step without waiting, and how far back-to-back steps overlap."""
     rng = np.random.default_rng(2)
+    record(engine, lengths)
     for _ in range(4):
         for _, rows in embed(engine, requests(rng, lengths)):
             rows.wait()
@@ -129,7 +169,7 @@ def host_microseconds(engine: RoseEngine, lengths: Lengths) -> dict[str, float]:
     assert isinstance(runner, CudaRunner)
     batch = Batch.of(tuple(segment for segment in launched[-1][0].segments))
     bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
-    recording = runner.graphs.find(bucket)
+    recording = runner.graphs.recorded(bucket)
     assert recording is not None
     began_event, ended_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
@@ -183,8 +223,10 @@ def check_numerics(engine: RoseEngine, folder: Path, *, causal: bool) -> dict[st
             oracle.append(torch.nn.functional.normalize(pooled, dim=0).cpu().numpy())
     del model
     torch.cuda.empty_cache()
+    assert isinstance(engine.runner, CudaRunner)
+    engine.runner.forget()
     first = vectors_of(engine, sequences)
-    vectors_of(engine, sequences)  # recorded on the second hit
+    record(engine, _ORACLE_LENGTHS)
     replayed = vectors_of(engine, sequences)
     alone = np.concatenate([vectors_of(engine, [ids]) for ids in sequences])
     cosines = (replayed * np.stack(oracle)).sum(1)
@@ -286,6 +328,9 @@ def _run_variant(
             host = host_microseconds(engine, SUITES.get(suite) or [128] * 16)
             rows.append({**common, "suite": f"host time {suite}", **host})
             print(f"host {suite}", host, flush=True)
+        for row in sweep_budgets(engine, repeats // 3):
+            rows.append({**common, "suite": f"budget {row['token_budget']}", **row})
+            print("budget", row, flush=True)
         numerics = check_numerics(engine, folder, causal=mask == "causal")
         rows.append({**common, "suite": "numerics", **numerics})
         print(f"{variant:20s} {mask:13s} numerics {numerics}", flush=True)

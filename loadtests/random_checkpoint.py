@@ -88,3 +88,63 @@ def write_qwen3(folder: Path, *, causal: bool = True, tokenizer: Path | None = N
         }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+MINILM_L6: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "hidden_act": "gelu",
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 6,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "type_vocab_size": 2,
+    "vocab_size": 151936,  # of the tokenizer that is at hand; a look-up costs the same
+}
+BGE_BASE: dict[str, Any] = {
+    **MINILM_L6,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+}
+
+
+def write_bert(folder: Path, config: dict[str, Any], *, tokenizer: Path | None = None) -> Path:
+    """Write a BERT checkpoint in float32; returns the folder. `tokenizer` as for `write_qwen3`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int, around: float = 0.0) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) * (0.02 if around == 0 else 0.1) + around
+
+    hidden, wide = config["hidden_size"], config["intermediate_size"]
+    weights: dict[str, torch.Tensor] = {}
+
+    def dense(name: str, out: int, into: int) -> None:
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = drawn(out, into), drawn(out)
+
+    def norm(name: str) -> None:
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = drawn(hidden, around=1.0), drawn(hidden)
+
+    rows = {"word": config["vocab_size"], "position": config["max_position_embeddings"], "token_type": 2}
+    for kind, count in rows.items():
+        weights[f"embeddings.{kind}_embeddings.weight"] = drawn(count, hidden)
+    norm("embeddings.LayerNorm")
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"encoder.layer.{layer}."
+        for part in ("query", "key", "value"):
+            dense(f"{prefix}attention.self.{part}", hidden, hidden)
+        dense(f"{prefix}attention.output.dense", hidden, hidden)
+        norm(f"{prefix}attention.output.LayerNorm")
+        dense(f"{prefix}intermediate.dense", wide, hidden)
+        dense(f"{prefix}output.dense", hidden, wide)
+        norm(f"{prefix}output.LayerNorm")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

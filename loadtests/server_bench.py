@@ -49,12 +49,12 @@ LOADS: dict[str, Load] = {
     "120 words, 4 x 100 texts": Load(120, 100, 4, 120),
 }
 _STAGES = ("tokenize", "queue", "step", "copy", "request")  # tokenize: of a call; queue: from arrival to the batch
-_GRAPHS = ("eager", "captures", "replays")
+_GRAPHS = ("eager", "captures", "replays", "covered")
 _WATCHED = (
     "rose_tokens_total",
     "rose_sequences_total",
     "rose_batches_total",
-    *(f"rose_graph_{kind}" for kind in _GRAPHS),
+    *(f"rose_graph_{kind}_total" for kind in _GRAPHS),
     *(f"rose_{stage}_seconds_{part}" for stage in _STAGES for part in ("sum", "count")),
 )
 _SLOW_SHARE = 5  # vLLM is given this many times fewer requests, so that a run ends
@@ -154,7 +154,7 @@ def rose_rows(quick: bool) -> list[dict[str, Any]]:
             "tokens_per_text": round(delta["rose_tokens_total"] / max(1, delta["rose_sequences_total"]), 1),
             "tokens_per_batch": round(delta["rose_tokens_total"] / max(1, delta["rose_batches_total"])),
             "gpu_busy_percent": round(busy.percent, 1),
-            **{f"graph_{kind}": round(delta[f"rose_graph_{kind}"]) for kind in _GRAPHS},
+            **{f"graph_{kind}": round(delta[f"rose_graph_{kind}_total"]) for kind in _GRAPHS},
             **{f"mean_{stage}_ms": _mean_ms(delta, f"rose_{stage}_seconds") for stage in _STAGES},
         }
         rows.append({"server": "rose", "load": name, **row})

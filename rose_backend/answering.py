@@ -6,31 +6,51 @@ once overlap, so a batch's replies are spread over a few threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
-Answer = Callable[[], None]
+from rose_backend.core import Float32Array, Request
+from rose_backend.errors import RoseError
+
+logger = logging.getLogger(__name__)
 
 _THREADS = 4
 
 
+class Answer(NamedTuple):
+    """How a request ends: `[num_sequences, dim]` float32, or an error."""
+
+    request: Request
+    content: Float32Array | RoseError
+
+    def send(self) -> None:
+        """Call the request's `reply`."""
+        try:
+            self.request.reply(self.content)
+        except Exception:
+            # The receiver is gone or broken; the others' answers must still go out.
+            logger.exception("reply failed")
+
+
 class Answerers:
-    """A few threads that run answers. Each answer must look after its own failures."""
+    """A few threads that send answers."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "rose-answers")
 
     def deliver(self, answers: Sequence[Answer]) -> None:
-        """Run all of them soon, in any order, a slice to a thread."""
+        """Send all of them soon, in any order, a slice to a thread."""
         per_thread = -(-len(answers) // _THREADS)
         for first in range(0, len(answers), max(1, per_thread)):
-            self._pool.submit(_run, answers[first : first + per_thread])
+            self._pool.submit(_send, answers[first : first + per_thread])
 
     def close(self) -> None:
-        """Return once all are run."""
+        """Return once all are sent."""
         self._pool.shutdown(wait=True)
 
 
-def _run(answers: Sequence[Answer]) -> None:
+def _send(answers: Sequence[Answer]) -> None:
     for answer in answers:
-        answer()
+        answer.send()

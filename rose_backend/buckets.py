@@ -42,6 +42,14 @@ class Bucket:
             max(_SHORTEST, _power_of_two(max_seqlen)),
         )
 
+    def holds(self, other: Bucket) -> bool:
+        """Whether every batch that fits `other` fits this one."""
+        return (
+            self.num_tokens >= other.num_tokens
+            and self.num_sequences >= other.num_sequences
+            and self.max_seqlen >= other.max_seqlen
+        )
+
 
 def _power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()

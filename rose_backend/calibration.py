@@ -19,8 +19,8 @@ Step = Callable[[Batch], LazyTensor]
 TYPICAL_LENGTH = 512
 """Tokens of the sequences that are timed, where the model allows."""
 
-_NEAR_BEST = 0.98  # of the best throughput; the rest is noise and padding
-_WORTH_RECORDING = 0.98  # of the eager time
+_WORTH_DOUBLING = 1.04  # of the throughput; a batch twice as large keeps everybody waiting twice as long
+_AS_FAST = 1.02  # times the eager time; a replay leaves the host, which a busy server needs, free
 _WARM_UPS = 2  # the second run of a shape may record it
 _LONG_STEP_MS = 250.0  # what one batch may keep everybody else waiting; larger ones are not tried
 
@@ -35,7 +35,9 @@ def synthetic_batch(num_tokens: int, length: int, vocab_size: int) -> Batch:
     return Batch.of((Segment(request, 0, len(lengths)),))
 
 
-def measure(step: Step, sizes: Sequence[int], max_length: int, vocab_size: int, *, rounds: int = 4) -> dict[int, float]:
+def measure(
+    step: Step, sizes: Sequence[int], max_length: int, vocab_size: int, *, rounds: int = 10
+) -> dict[int, float]:
     """Milliseconds from launch to vectors on the host, by number of tokens.
 
     Args:
@@ -65,17 +67,21 @@ def _timed(step: Step, batch: Batch) -> float:
 
 
 def knee(times: Mapping[int, float]) -> int:
-    """The fewest tokens whose throughput is as good as the best, among those that take no longer than allowed.
+    """Up to where every doubling of a batch still wins throughput, and no batch takes longer than allowed.
 
     Args:
-        times: milliseconds by number of tokens; not empty.
+        times: milliseconds by number of tokens, each about twice the one before; not empty.
     """
-    allowed = {size: time for size, time in times.items() if time <= _LONG_STEP_MS} or {min(times): times[min(times)]}
-    best = max(size / time for size, time in allowed.items())
-    return min(size for size, time in allowed.items() if size / time >= _NEAR_BEST * best)
+    sizes = sorted(times)
+    best = sizes[0]
+    for size in sizes[1:]:
+        if times[size] > _LONG_STEP_MS or size / times[size] < _WORTH_DOUBLING * best / times[best]:
+            break
+        best = size
+    return best
 
 
 def inflection(replayed: Mapping[int, float], eager: Mapping[int, float]) -> int:
-    """Up to how many tokens a recording is worth its memory: the last measured size where it is faster; 0 if none."""
-    faster = [size for size, time in replayed.items() if size in eager and time < _WORTH_RECORDING * eager[size]]
-    return max(faster, default=0)
+    """Up to how many tokens a recording is worth its memory: the last measured size where it is as fast; 0 if none."""
+    as_fast = [size for size, time in replayed.items() if size in eager and time <= _AS_FAST * eager[size]]
+    return max(as_fast, default=0)

@@ -24,6 +24,7 @@ class Lane(str, Enum):
 
     ONLINE = "online"
     BULK = "bulk"
+    __hash__ = str.__hash__  # an enumeration's own is Python code, and every request looks its lane up often
 
 
 class Outcome(str, Enum):
@@ -33,6 +34,7 @@ class Outcome(str, Enum):
     FAILED = "failed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    __hash__ = str.__hash__
 
 
 class Field(IntFlag):

@@ -41,10 +41,6 @@ class CpuRunner:
         """See `Runner`: every batch is eager here, and not counted."""
         return GraphCounters()
 
-    def padding(self, batch: Batch) -> int:  # noqa: ARG002 (none, whatever the batch)
-        """See `Runner`."""
-        return 0
-
     def idle(self) -> bool:
         """See `Runner`."""
         return False

@@ -18,6 +18,7 @@ from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
 from rose_backend.core import Batch
+from rose_backend.cuda_driver import CudaDriver
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCache, GraphCounters
 from rose_backend.heads import Head
@@ -37,6 +38,7 @@ class CudaRecording:
     """One bucket's graph and its static result."""
 
     graph: torch.cuda.CUDAGraph
+    handle: int  # the instantiated graph, as the driver knows it
     output: torch.Tensor  # [num_sequences, dim] float32
     num_bytes: int
 
@@ -72,11 +74,12 @@ class CudaRunner:
         )
         self._stream = torch.cuda.Stream(self._device)
         self._copy_stream = torch.cuda.Stream(self._device)
+        self._driver = CudaDriver()
         self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device, head.fields)
         self._results = PinnedRing(largest.num_sequences * head.dim)
         self._pool = torch.cuda.graph_pool_handle()
         self._attentions: dict[Bucket, Attention] = {}
-        self._copied: torch.cuda.Event | None = None
+        self._copied: int | None = None  # handle of the event after the last copy to the host
         capturable = all(backend.capturable for backend in self.attention.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
         self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
@@ -87,7 +90,7 @@ class CudaRunner:
         bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
         self.hot.hit(bucket)
         self._own_stream()
-        return self._run(batch, bucket, self.graphs.find(bucket))
+        return self._run(batch, *self.graphs.find(bucket))
 
     def run_recorded(self, batch: Batch) -> LazyTensor:
         """As `run` on a bucket's later hits, counting nothing."""
@@ -106,10 +109,6 @@ class CudaRunner:
         """See `Runner`."""
         return self.graphs.counters
 
-    def padding(self, batch: Batch) -> int:
-        """See `Runner`."""
-        return Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen).num_tokens - batch.num_tokens
-
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit."""
         self._own_stream()
@@ -124,8 +123,8 @@ class CudaRunner:
         torch.cuda.empty_cache()
 
     def idle(self) -> bool:
-        """See `Runner`: record what was hot before the last restart, one bucket a call."""
-        bucket = self.hot.next_from_before()
+        """See `Runner`: record one bucket, of those that were hot before the last restart or are hot now."""
+        bucket = self.hot.next_from_before() or self.graphs.wanted()
         if bucket is None:
             self.hot.save()
             return False
@@ -149,33 +148,33 @@ class CudaRunner:
             _thread.runner = self
 
     def _run(self, batch: Batch, bucket: Bucket, recording: CudaRecording | None) -> LazyTensor:
-        stream = self._stream
-        offsets = self._staging.load(batch, bucket)
+        driver, stream = self._driver, self._stream.cuda_stream
+        stage = self._staging.fill(batch, bucket)
+        driver.copy_to_device(stage.target, stage.source, stage.num_bytes, stream)
         attention = self._attention(bucket)
-        attention.plan(offsets)
-        self._staging.sent(stream)
+        attention.plan(stage.offsets)
+        driver.record(stage.copied.cuda_event, stream)
         if self._copied is not None:
             # Results of different buckets may share memory: the last one must be out before it is overwritten.
-            stream.wait_event(self._copied)
+            driver.wait(stream, self._copied)
         if recording is None:
             output = self._forward(self._staging.views(bucket), attention)
             output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
         else:
-            recording.graph.replay()
             output = recording.output
-        return self._copy_back(output, batch.num_sequences)
+            driver.launch(recording.handle, stream)
+        return self._copy_back(output, batch.num_sequences, bucket.num_tokens - batch.num_tokens)
 
-    def _copy_back(self, output: torch.Tensor, num_sequences: int) -> LazyTensor:
-        target, rows, events = self._results.take(num_sequences, output.shape[1])
+    def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int) -> LazyTensor:
+        rows, address, events = self._results.take(num_sequences, output.shape[1])
         assert events is not None
-        events.computed.record(self._stream)
-        torch.cuda.set_stream(self._copy_stream)
-        self._copy_stream.wait_event(events.computed)
-        target.copy_(output[:num_sequences], non_blocking=True)
-        events.copied.record(self._copy_stream)
-        torch.cuda.set_stream(self._stream)
-        self._copied = events.copied
-        return LazyTensor(rows, events)
+        driver, stream = self._driver, self._copy_stream.cuda_stream
+        driver.record(events.computed.cuda_event, self._stream.cuda_stream)
+        driver.wait(stream, events.computed.cuda_event)
+        driver.copy_to_host(address, output.data_ptr(), rows.nbytes, stream)
+        self._copied = events.copied.cuda_event
+        driver.record(self._copied, stream)
+        return LazyTensor(rows, events, padding)
 
     @torch.inference_mode()
     def _forward(self, inputs: DeviceInputs, attention: Attention) -> torch.Tensor:
@@ -211,7 +210,7 @@ class CudaRunner:
         num_bytes = max(0, free_before - free_after)
         seconds = time.perf_counter() - began
         logger.info("graph captured", extra={"bucket": bucket, "bytes": num_bytes, "seconds": round(seconds, 3)})
-        return CudaRecording(graph, output, num_bytes)
+        return CudaRecording(graph, graph.raw_cuda_graph_exec(), output, num_bytes)
 
 
 def _filling_offsets(bucket: Bucket) -> torch.Tensor:

@@ -1,5 +1,9 @@
 """Lazy capture: a bucket runs eagerly once, is recorded on its second hit and replayed after.
 
+Recording takes as long as several eager steps, and whoever waits in the queue pays for it. So a bucket that fits into
+one that is recorded already is run as that one, with a little more padding, and recorded once nobody waits, or once
+its padding has cost as much as recording would.
+
 This file decides; how a bucket is run, recorded and replayed is the device's business (`cuda_runner.py`), so that
 the decisions are tested without one.
 """
@@ -15,6 +19,10 @@ from typing import Generic, Protocol, TypeVar
 from rose_backend.buckets import Bucket
 
 logger = logging.getLogger(__name__)
+
+# A recording is two eager passes and the making of the graph; an eager pass takes as long as the device needs for the
+# largest bucket worth recording (that is how `largest` is measured).
+_RECORDING_COST = 4
 
 
 class Recording(Protocol):
@@ -38,9 +46,20 @@ class GraphCounters:
     eager: int = 0
     captures: int = 0
     replays: int = 0
+    covered: int = 0
+    """Of the replays, those of a larger bucket."""
     evictions: int = 0
     num_bytes: int = 0
     """Device memory of the recordings there are now."""
+
+
+@dataclass
+class _Unrecorded:
+    """A bucket that is waiting for its recording."""
+
+    hits: int = 0
+    padding: int = 0
+    """Tokens that were run for nothing in larger buckets."""
 
 
 @dataclass
@@ -59,21 +78,28 @@ class GraphCache(Generic[R]):
     largest: int
     counters: GraphCounters = field(default_factory=GraphCounters)
     _recordings: OrderedDict[Bucket, R] = field(default_factory=OrderedDict, init=False)
-    _hits: dict[Bucket, int] = field(default_factory=dict, init=False)
+    _unrecorded: dict[Bucket, _Unrecorded] = field(default_factory=dict, init=False)
 
-    def find(self, bucket: Bucket) -> R | None:
-        """The recording to replay, made now if this is the bucket's second hit; None: run eagerly."""
-        recording = self._recordings.get(bucket)
-        if recording is not None:
-            self._recordings.move_to_end(bucket)
-            self.counters.replays += 1
-            return recording
-        hits = self._hits[bucket] = self._hits.get(bucket, 0) + 1
-        if bucket.num_tokens > self.largest or hits < 2:
+    def find(self, bucket: Bucket) -> tuple[Bucket, R | None]:
+        """How to run a batch: the bucket to pad it to, and the recording to replay; None: run it eagerly."""
+        if bucket in self._recordings:
+            return bucket, self._replay(bucket)
+        if bucket.num_tokens > self.largest:
             self.counters.eager += 1
-            return None
-        self.counters.replays += 1
-        return self._record(bucket)
+            return bucket, None
+        waiting = self._unrecorded.setdefault(bucket, _Unrecorded())
+        waiting.hits += 1
+        cover = min((other for other in self._recordings if other.holds(bucket)), default=None)
+        if cover is not None:
+            waiting.padding += cover.num_tokens - bucket.num_tokens
+            if waiting.padding < _RECORDING_COST * self.largest:
+                self.counters.covered += 1
+                return cover, self._replay(cover)
+        elif waiting.hits < 2:
+            self.counters.eager += 1
+            return bucket, None
+        self._record(bucket)
+        return bucket, self._replay(bucket)
 
     def recorded(self, bucket: Bucket) -> R | None:
         """A bucket's recording, if there is one; not a hit."""
@@ -85,6 +111,11 @@ class GraphCache(Generic[R]):
             if bucket not in self._recordings and bucket.num_tokens <= self.largest:
                 self._record(bucket)
 
+    def wanted(self) -> Bucket | None:
+        """The bucket hit most often, and more than once, that is not recorded though it may be."""
+        often = [(waiting.hits, bucket) for bucket, waiting in self._unrecorded.items() if waiting.hits > 1]
+        return max(often)[1] if often else None
+
     @property
     def buckets(self) -> list[Bucket]:
         """Recorded buckets, most recently used last."""
@@ -94,19 +125,23 @@ class GraphCache(Generic[R]):
         """Free every recording and count from zero again."""
         while self._recordings:
             self._recordings.popitem()[1].close()
-        self._hits.clear()
+        self._unrecorded.clear()
         self.counters = GraphCounters()
 
-    def _record(self, bucket: Bucket) -> R:
+    def _replay(self, bucket: Bucket) -> R:
+        self._recordings.move_to_end(bucket)
+        self.counters.replays += 1
+        return self._recordings[bucket]
+
+    def _record(self, bucket: Bucket) -> None:
         recording = self.capture(bucket)
+        self._unrecorded.pop(bucket, None)
         self.counters.captures += 1
         self.counters.num_bytes += recording.num_bytes
         self._recordings[bucket] = recording
         while self.counters.num_bytes > self.budget and len(self._recordings) > 1:
             evicted, old = self._recordings.popitem(last=False)
             old.close()
-            self._hits.pop(evicted, None)
             self.counters.evictions += 1
             self.counters.num_bytes -= old.num_bytes
             logger.info("graph evicted", extra={"bucket": evicted, "bytes": old.num_bytes})
-        return recording

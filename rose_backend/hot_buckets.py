@@ -29,7 +29,7 @@ class HotBuckets:
 
     def __init__(self, path: Path, largest: Bucket) -> None:
         self._path = path
-        self._hits = Counter({bucket: hits for bucket, hits in _load(path).items() if _fits(bucket, largest)})
+        self._hits = Counter({bucket: hits for bucket, hits in _load(path).items() if largest.holds(bucket)})
         self._from_before = deque(bucket for bucket, _ in self._hits.most_common())
         self._saved = time.monotonic()
         self._changed = False
@@ -79,11 +79,3 @@ def _load(path: Path) -> dict[Bucket, int]:
         logger.warning("hot buckets not read", extra={"path": str(path), "cause": repr(cause)})
         return {}
     return {bucket: hits for bucket, hits in rows if hits > 0}
-
-
-def _fits(bucket: Bucket, largest: Bucket) -> bool:
-    return (
-        bucket.num_tokens <= largest.num_tokens
-        and bucket.num_sequences <= largest.num_sequences
-        and bucket.max_seqlen <= largest.max_seqlen
-    )

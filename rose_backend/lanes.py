@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rose_backend.config import QueueConfig
 from rose_backend.core import Batch, Lane, Outcome, Request
@@ -25,8 +26,7 @@ class Dropped:
     outcome: Outcome
 
 
-@dataclass(frozen=True)
-class Depth:
+class Depth(NamedTuple):
     """How full a queue is: what waits, not yet in any batch."""
 
     tokens: int
@@ -68,14 +68,14 @@ class LanedQueue:
         Raises:
             UnavailableError: the queue is full; says how full and when to come back.
         """
-        depth, config = self.depth(), self.config
+        depth, config, num_tokens = self.depth(), self.config, request.num_tokens
         # A request larger than the whole queue is taken when nothing else waits.
-        too_many_tokens = depth.tokens and depth.tokens + request.num_tokens > config.max_tokens
+        too_many_tokens = depth.tokens and depth.tokens + num_tokens > config.max_tokens
         if too_many_tokens or depth.requests >= config.max_requests:
             raise UnavailableError(full_message(depth, config, tokens_per_second))
         lane = self._lane_of(request)
         self._waiting[lane].append(request)
-        self._tokens[lane] += request.num_tokens
+        self._tokens[lane] += num_tokens
         return lane
 
     def take(self) -> Batch | None:
@@ -100,8 +100,11 @@ class LanedQueue:
 
     def depth(self, lane: Lane | None = None) -> Depth:
         """What waits in a lane, or in both."""
-        lanes = Lane if lane is None else (lane,)
-        return Depth(sum(self._tokens[each] for each in lanes), sum(len(self._waiting[each]) for each in lanes))
+        tokens, waiting = self._tokens, self._waiting
+        if lane is not None:
+            return Depth(tokens[lane], len(waiting[lane]))
+        online, bulk = Lane.ONLINE, Lane.BULK  # spelled out: this runs for every request
+        return Depth(tokens[online] + tokens[bulk], len(waiting[online]) + len(waiting[bulk]))
 
     def _lane_of(self, request: Request) -> Lane:
         if not self.config.lanes:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rose_backend.core import Float32Array
+from rose_backend.cuda_driver import recorded_event
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class CopyEvents:
     @classmethod
     def new(cls) -> CopyEvents:
         """Two events that can be timed."""
-        return cls(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        return cls(recorded_event(timed=True), recorded_event(timed=True))
 
 
 class LazyTensor:
@@ -35,11 +36,13 @@ class LazyTensor:
     Args:
         rows: the host values; their array's base keeps the memory from being reused.
         events: recorded before and after the copy; None where the values are already there.
+        padding: tokens that were run beside the batch's own, to fill its bucket.
     """
 
-    def __init__(self, rows: Float32Array, events: CopyEvents | None = None) -> None:
+    def __init__(self, rows: Float32Array, events: CopyEvents | None = None, padding: int = 0) -> None:
         self._rows = rows
         self._events = events
+        self.padding = padding
 
     def ready(self) -> bool:
         """Whether `numpy` would return without waiting."""
@@ -69,6 +72,7 @@ class _Slot:
 
     def __init__(self, capacity: int, pinned: bool) -> None:
         self.buffer = torch.empty(capacity, dtype=torch.float32, pin_memory=pinned)
+        self.address = self.buffer.data_ptr()
         self.events = CopyEvents.new() if pinned else None
 
 
@@ -78,7 +82,7 @@ class _Lease:
     def __init__(self, slot: _Slot, shape: tuple[int, int]) -> None:
         self._slot = slot
         self.__array_interface__: dict[str, Any] = {
-            "data": (slot.buffer.data_ptr(), False),
+            "data": (slot.address, False),
             "shape": shape,
             "typestr": "<f4",
             "version": 3,
@@ -101,11 +105,11 @@ class PinnedRing:
         self._free: deque[_Slot] = deque(_Slot(capacity, pinned) for _ in range(2))
         self.num_slots = 2
 
-    def take(self, num_sequences: int, dim: int) -> tuple[torch.Tensor, Float32Array, CopyEvents | None]:
+    def take(self, num_sequences: int, dim: int) -> tuple[Float32Array, int, CopyEvents | None]:
         """A buffer nobody reads or writes.
 
         Returns:
-            The `[num_sequences, dim]` tensor to copy into, the array readers get, and the event to record after
+            The `[num_sequences, dim]` array that readers get, the address to copy to, and the events to record around
             the copy. The slot is free again once that array and all its views are gone.
         """
         # No lock: a deque's own steps are atomic, and a collection may run `_give_back` in the middle of this method.
@@ -114,13 +118,11 @@ class PinnedRing:
         except IndexError:
             slot = _Slot(self._capacity, self._pinned)
             self.num_slots += 1
-        if slot.events is not None:
+        if slot.events is not None and not slot.events.copied.query():
             slot.events.copied.synchronize()  # a handle that was dropped unread may have left its copy under way
         lease = _Lease(slot, (num_sequences, dim))
         weakref.finalize(lease, self._give_back, slot)
-        rows: Float32Array = np.asarray(lease)
-        target = slot.buffer[: num_sequences * dim].view(num_sequences, dim)
-        return target, rows, slot.events
+        return np.asarray(lease), slot.address, slot.events
 
     def _give_back(self, slot: _Slot) -> None:
         self._free.append(slot)

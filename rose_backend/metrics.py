@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rose_backend.core import Batch, Outcome, Request
 from rose_backend.errors import RoseError
@@ -17,15 +18,16 @@ class BatchReport:
         batch: what ran.
         seconds: how long the device had it.
         copy_seconds: of these, how long the vectors took to the host.
+        padding: tokens that were run beside the batch's own.
     """
 
     batch: Batch
     seconds: float
     copy_seconds: float
+    padding: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReport:
+class RequestReport(NamedTuple):
     """A request that is answered.
 
     Attributes:
@@ -45,8 +47,8 @@ class MetricsSink(Protocol):
     def batch_done(self, report: BatchReport) -> None:
         """A batch came back from the device."""
 
-    def request_done(self, report: RequestReport) -> None:
-        """A request was answered."""
+    def requests_done(self, reports: Sequence[RequestReport]) -> None:
+        """Requests are being answered, those of a batch together."""
 
     def refused(self, error: RoseError) -> None:
         """A request was refused before it was queued."""
@@ -58,7 +60,7 @@ class NullMetrics:
     def batch_done(self, report: BatchReport) -> None:
         """Ignore the event."""
 
-    def request_done(self, report: RequestReport) -> None:
+    def requests_done(self, reports: Sequence[RequestReport]) -> None:
         """Ignore the event."""
 
     def refused(self, error: RoseError) -> None:

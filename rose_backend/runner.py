@@ -19,9 +19,6 @@ class Runner(Protocol):
     def graph_counters(self) -> GraphCounters:
         """What was recorded and replayed so far."""
 
-    def padding(self, batch: Batch) -> int:
-        """Tokens a batch is padded with on this device."""
-
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
 

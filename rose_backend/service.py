@@ -35,6 +35,8 @@ _BATCHES_IN_FLIGHT = 2  # one on the device, one launched behind it
 class Rows(Protocol):
     """What a step returns: see `LazyTensor`."""
 
+    padding: int
+
     @property
     def copy_seconds(self) -> float:
         """How long the copy to the host took; known once `numpy` has returned."""
@@ -215,7 +217,7 @@ class RoseService:
     def _complete_batches(self) -> None:
         while (item := self._launched.get()) is not None:
             if isinstance(item, Dropped):
-                self._deliver(self._settle(item.request, item.error, item.outcome))
+                self._deliver(self._settle(item.request, item.error), item.outcome)
             else:
                 self._complete(item.batch, item.rows)
 
@@ -225,16 +227,22 @@ class RoseService:
         except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
             error = EngineError(f"the device failed: {cause!r}")
-            answers = [
-                answer for segment in batch.segments for answer in self._settle(segment.request, error, Outcome.FAILED)
-            ]
-        self._deliver(answers)
+            lost = [answer for segment in batch.segments for answer in self._settle(segment.request, error)]
+            self._deliver(lost, Outcome.FAILED)
+        else:
+            self._deliver(answers, Outcome.SERVED)
 
-    def _deliver(self, answers: list[Answer]) -> None:
+    def _deliver(self, answers: list[Answer], outcome: Outcome) -> None:
         """Run a single answer here if nothing else is to be done: that is the quickest for it."""
+        if not answers:
+            return
+        now = time.monotonic()
+        self._metrics.requests_done(
+            [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
+        )
         if len(answers) == 1 and self._launched.empty():
-            answers[0]()
-        elif answers:
+            answers[0].send()
+        else:
             self._answerers.deliver(answers)
 
     def _wait_for(self, batch: Batch, rows: Rows) -> Float32Array:
@@ -244,7 +252,7 @@ class RoseService:
             with self._arrived:
                 seconds = self._pacer.finished(time.monotonic())
                 self._finished.notify()
-        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds))
+        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding))
         return vectors
 
     def _hand_out(self, batch: Batch, vectors: Float32Array) -> list[Answer]:
@@ -260,27 +268,19 @@ class RoseService:
     def _add(self, segment: Segment, vectors: Float32Array) -> list[Answer]:
         request = segment.request
         if segment.count == request.num_sequences:
-            return self._settle(request, vectors, Outcome.SERVED)
+            return self._settle(request, vectors)
         if request.rows is None:
             request.rows = np.empty((request.num_sequences, vectors.shape[1]), np.float32)
         request.rows[segment.first : segment.first + segment.count] = vectors
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
-            return self._settle(request, request.rows, Outcome.SERVED)
+            return self._settle(request, request.rows)
         return []
 
-    def _settle(self, request: Request, answer: Float32Array | RoseError, outcome: Outcome) -> list[Answer]:
-        """Decide how a request ends; the one answer to run, or none if that was decided before."""
+    @staticmethod
+    def _settle(request: Request, content: Float32Array | RoseError) -> list[Answer]:
+        """Decide how a request ends; the one answer to send, or none if that was decided before."""
         if request.answered:
             return []
         request.answered = True
-
-        def reply() -> None:
-            self._metrics.request_done(RequestReport(request, outcome, time.monotonic() - request.arrived))
-            try:
-                request.reply(answer)
-            except Exception:
-                # The receiver is gone or broken; the others' answers must still go out.
-                logger.exception("reply failed")
-
-        return [reply]
+        return [Answer(request, content)]

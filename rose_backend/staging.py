@@ -15,6 +15,7 @@ import torch
 
 from rose_backend.buckets import Bucket
 from rose_backend.core import Batch, Field, Int32Array
+from rose_backend.cuda_driver import recorded_event
 
 _ALIGNED = 4  # int32 values in 16 bytes
 _STAGES = 3  # one being filled, one being copied, one behind it
@@ -39,19 +40,34 @@ class DeviceInputs:
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """One host stage as a bucket sees it: numpy to write into, and the tensors that are copied and planned from."""
+class Stage:
+    """One host stage as a bucket sees it: numpy to write into, and what is to be copied and planned from.
+
+    Attributes:
+        input_ids: `[num_tokens]` int32.
+        cu_seqlens: `[num_sequences + 2]` int32.
+        normalize: `[num_sequences]` int32.
+        fields: `[num_sequences]` int32 each.
+        offsets: `cu_seqlens` as a page-locked tensor, for planning.
+        source: address of the page-locked block.
+        target: address of the device block.
+        num_bytes: to be copied.
+        copied: to be recorded after everything that reads the stage is in the stream; then it may be reused.
+    """
 
     input_ids: Int32Array
     cu_seqlens: Int32Array
     normalize: Int32Array
     fields: Mapping[Field, Int32Array]
     offsets: torch.Tensor
-    block: torch.Tensor
+    source: int
+    target: int
+    num_bytes: int
+    copied: torch.cuda.Event
 
 
 class InputStaging:
-    """Moves batches to the device without waiting for it.
+    """Lays batches out in page-locked memory, to be copied without waiting for the device.
 
     Args:
         max_tokens: most tokens of a bucket.
@@ -67,25 +83,21 @@ class InputStaging:
         size = _size(max_tokens, max_sequences, len(fields))
         self._device_block = torch.zeros(size, dtype=torch.int32, device=device)
         self._host_blocks = [torch.zeros(size, dtype=torch.int32, pin_memory=True) for _ in range(_STAGES)]
-        self._copied = [torch.cuda.Event() for _ in range(_STAGES)]
+        self._copied = [recorded_event() for _ in range(_STAGES)]
         self._turn = 0
-        self._stages: dict[Bucket, tuple[torch.Tensor, list[_Stage]]] = {}  # views are slower to make than to fill
+        self._stages: dict[Bucket, list[Stage]] = {}  # views are slower to make than to fill
 
     def views(self, bucket: Bucket) -> DeviceInputs:
         """Where a recording for this bucket reads its inputs."""
         return _views(self._device_block, bucket, self._fields)
 
-    def load(self, batch: Batch, bucket: Bucket) -> torch.Tensor:
-        """Copy a batch into the device block, in stream order.
-
-        Returns:
-            The offsets `[num_sequences + 2]` int32 in page-locked host memory, for planning. Call `sent` when
-            nothing more will read them.
-        """
-        device_block, stages = self._stages.get(bucket) or self._open(bucket)
+    def fill(self, batch: Batch, bucket: Bucket) -> Stage:
+        """Write a batch into the next stage."""
+        stages = self._stages.get(bucket) or self._open(bucket)
         self._turn = (self._turn + 1) % _STAGES
         stage = stages[self._turn]
-        self._copied[self._turn].synchronize()  # three batches ago; the device has long read it
+        if not stage.copied.query():  # from three batches ago: the device has long read it
+            stage.copied.synchronize()
         n, tokens = batch.num_sequences, batch.num_tokens
         stage.input_ids[:tokens] = batch.input_ids
         stage.input_ids[tokens:] = 0
@@ -96,30 +108,29 @@ class InputStaging:
         for name, values in stage.fields.items():
             values[:n] = batch.fields.get(name, 0)
             values[n:] = 0
-        device_block.copy_(stage.block, non_blocking=True)
-        return stage.offsets
+        return stage
 
-    def sent(self, stream: torch.cuda.Stream) -> None:
-        """Everything that reads the current stage is in the stream; it may be reused once that has run."""
-        self._copied[self._turn].record(stream)
-
-    def _open(self, bucket: Bucket) -> tuple[torch.Tensor, list[_Stage]]:
+    def _open(self, bucket: Bucket) -> list[Stage]:
         used = _size(bucket.num_tokens, bucket.num_sequences, len(self._fields))
+        target = self._device_block.data_ptr()
         stages = []
-        for block in self._host_blocks:
+        for block, copied in zip(self._host_blocks, self._copied, strict=True):
             host = _views(block, bucket, self._fields)
             stages.append(
-                _Stage(
+                Stage(
                     host.input_ids.numpy(),
                     host.cu_seqlens.numpy(),
                     host.normalize.numpy(),
                     {name: values.numpy() for name, values in host.fields.items()},
                     host.cu_seqlens,
-                    block[:used],
+                    block.data_ptr(),
+                    target,
+                    used * block.element_size(),
+                    copied,
                 )
             )
-        self._stages[bucket] = self._device_block[:used], stages
-        return self._stages[bucket]
+        self._stages[bucket] = stages
+        return stages
 
 
 def _views(block: torch.Tensor, bucket: Bucket, fields: tuple[Field, ...]) -> DeviceInputs:

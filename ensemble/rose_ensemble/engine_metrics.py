@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from rose_backend.core import Batch, Lane, Outcome
@@ -15,8 +16,8 @@ _GRAPHS = {
     "eager": "Batches run eagerly",
     "captures": "Graphs recorded",
     "replays": "Batches run as a recorded graph",
+    "covered": "Of the replays, those padded to a larger batch's graph",
     "evictions": "Graphs given up for want of memory",
-    "num_bytes": "Device memory of all graphs",
 }
 _REFUSALS = (Status.UNAVAILABLE, Status.INVALID_ARG)
 
@@ -26,7 +27,7 @@ class EngineMetrics:
 
     Args:
         book: where it all goes.
-        engine: asked for padding and graphs.
+        engine: asked for its budget and graphs.
     """
 
     def __init__(self, book: MetricsBook, engine: RoseEngine) -> None:
@@ -68,33 +69,34 @@ class EngineMetrics:
             book.gauge("rose_queued_requests", "Requests waiting", partial(_queued_requests, service, lane), lane=lane)
         book.gauge("rose_token_budget", "Most tokens in a batch of several sequences", lambda: engine.token_budget)
         for name, description in _GRAPHS.items():
-            book.gauge(f"rose_graph_{name}", description, partial(_graph_counter, engine, name))
+            book.running_total(f"rose_graph_{name}_total", description, partial(_graph_counter, engine, name))
+        book.gauge("rose_graph_bytes", "Device memory of all graphs", partial(_graph_counter, engine, "num_bytes"))
 
     def batch_done(self, report: BatchReport) -> None:
         """See `MetricsSink`."""
         batch = report.batch
-        padding = self._engine.runner.padding(batch)
         with self._book.lock:
             self._batches.add()
             self._shared.add(len(batch.segments) > 1)
             self._mixed.add(_is_mixed(batch))
             self._tokens.add(batch.num_tokens)
-            self._padding.add(padding)
+            self._padding.add(report.padding)
             self._sequences.add(batch.num_sequences)
             self._step_seconds.observe(report.seconds)
             self._copy_seconds.observe(report.copy_seconds)
             self._batch_tokens.observe(batch.num_tokens)
             self._batch_sequences.observe(batch.num_sequences)
 
-    def request_done(self, report: RequestReport) -> None:
+    def requests_done(self, reports: Sequence[RequestReport]) -> None:
         """See `MetricsSink`."""
-        request = report.request
-        assert request.lane is not None
         with self._book.lock:
-            self._requests[request.lane, report.outcome].add()
-            self._answered[request.lane].observe(report.seconds)
-            if request.packed_at is not None:
-                self._queued[request.lane].observe(request.packed_at - request.arrived)
+            for request, outcome, seconds in reports:
+                lane = request.lane
+                assert lane is not None
+                self._requests[lane, outcome].add()
+                self._answered[lane].observe(seconds)
+                if request.packed_at is not None:
+                    self._queued[lane].observe(request.packed_at - request.arrived)
 
     def refused(self, error: RoseError) -> None:
         """See `MetricsSink`."""

@@ -103,6 +103,8 @@ class MetricsBook:
         self._counters: list[Counter] = []
         self._histograms: list[Histogram] = []
         self._gauges: list[tuple[Sample, Callable[[], float]]] = []
+        self._totals: list[tuple[Counter, Callable[[], float]]] = []
+        self._counted: dict[int, float] = {}
         self._last: dict[int, float] = {}
         self.lock = threading.Lock()
         self._stopped = threading.Event()
@@ -123,6 +125,10 @@ class MetricsBook:
         self._histograms.append(histogram)
         return histogram
 
+    def running_total(self, name: str, description: str, read: Callable[[], float], **labels: str) -> None:
+        """A counter that somebody else keeps; what it grew by is handed on."""
+        self._totals.append((self.counter(name, description, **labels), read))
+
     def gauge(self, name: str, description: str, read: Callable[[], float], **labels: str) -> None:
         """A value that is read anew for every hand-over."""
         self._gauges.append((self._make_sample(name, description, "gauge", {**self._labels, **labels}), read))
@@ -140,6 +146,10 @@ class MetricsBook:
     def flush(self) -> None:
         """Hand on what changed."""
         with self.lock:
+            for index, (counter, read) in enumerate(self._totals):
+                total = read()
+                counter.add(total - self._counted.get(index, 0.0))
+                self._counted[index] = total
             for histogram in self._histograms:
                 histogram.settle()
             changes = [change for counter in self._counters if (change := counter.take()) is not None]

@@ -24,10 +24,16 @@ _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+def logs() -> list[str]:
+    """What it had logged by then; filled by `printed`."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory, logs: list[str]) -> Iterator[list[str]]:
     """The lines a running `rose serve` has printed."""
     folder = tmp_path_factory.mktemp("serve")
-    command = rose_command("serve", f"--repository={folder / 'repository'}", *_FREE_PORTS)
+    command = rose_command("serve", f"--repository={folder / 'repository'}", "--log-level=info", *_FREE_PORTS)
     with running(command, folder / "log") as process:
         assert process.stdout is not None
         lines = []
@@ -37,12 +43,21 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
                 break
         else:
             pytest.fail((folder / "log").read_text(errors="replace"))
+        logs[:] = (folder / "log").read_text().splitlines()
         yield lines
     assert processes_mentioning(folder) == []
 
 
 def test_ready_line(printed: list[str]) -> None:
     assert printed[0] == "ready: embed"
+
+
+@pytest.mark.usefixtures("printed")
+def test_what_was_measured_at_start_is_logged(logs: list[str]) -> None:
+    lines = [json.loads(line) for line in logs if line.startswith('{"time"')]
+    [measured] = [line for line in lines if line["event"] == "token budget measured"]
+    assert measured["model"] == "rose"
+    assert str(measured["token_budget"]) in measured["milliseconds"]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

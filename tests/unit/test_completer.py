@@ -20,6 +20,7 @@ class MadeUp:
     """A step's rows: whatever it is told to return."""
 
     copy_seconds = 0.0
+    padding = 0
 
     def __init__(self, rows: Callable[[], Float32Array]) -> None:
         self.numpy = rows

@@ -8,6 +8,7 @@ from rose_backend.buckets import Bucket
 from rose_backend.graphs import GraphCache, GraphCounters
 
 A, B, C = (Bucket(tokens, 1, 32) for tokens in (16, 32, 64))
+WIDE = Bucket(16, 8, 32)  # neither holds nor is held by B
 
 
 class FakeRecording:
@@ -42,15 +43,22 @@ def cache_of(capture: Capture, budget: int = 1000, largest: int = 1000) -> Graph
     return GraphCache(capture, budget, largest)
 
 
+def find(cache: GraphCache[FakeRecording], bucket: Bucket) -> FakeRecording | None:
+    """What a batch of this bucket replays; it is padded to what the recording was made for."""
+    padded_to, recording = cache.find(bucket)
+    assert padded_to == (bucket if recording is None else recording.bucket)
+    return recording
+
+
 def test_eager_then_recorded_then_replayed(capture: Capture) -> None:
     cache = cache_of(capture)
-    assert cache.find(A) is None
+    assert find(cache, A) is None
     assert capture.made == []
-    recording = cache.find(A)
+    recording = find(cache, A)
     assert recording is not None
     assert recording.bucket == A
-    assert cache.find(A) is recording
-    assert cache.find(A) is recording
+    assert find(cache, A) is recording
+    assert find(cache, A) is recording
     assert len(capture.made) == 1
     assert cache.counters == GraphCounters(eager=1, captures=1, replays=3, evictions=0, num_bytes=16)
     assert cache.counters.num_bytes == 16
@@ -58,18 +66,18 @@ def test_eager_then_recorded_then_replayed(capture: Capture) -> None:
 
 def test_hits_are_counted_for_each_bucket(capture: Capture) -> None:
     cache = cache_of(capture)
-    assert [cache.find(bucket) for bucket in (A, B, C)] == [None] * 3
-    assert cache.find(B) is not None
+    assert [find(cache, bucket) for bucket in (A, B, C)] == [None] * 3
+    assert find(cache, B) is not None
     assert cache.buckets == [B]
 
 
 def test_the_least_recently_used_goes_first(capture: Capture) -> None:
     cache = cache_of(capture, budget=16 + 64)
     for bucket in (A, A, B, B):
-        cache.find(bucket)
-    cache.find(A)  # now B is the older one
-    cache.find(C)
-    cache.find(C)
+        find(cache, bucket)
+    find(cache, A)  # now B is the older one
+    find(cache, C)
+    find(cache, C)
     a, b, c = capture.made
     assert (a.closed, b.closed, c.closed) == (0, 1, 0)
     assert cache.buckets == [A, C]
@@ -80,7 +88,7 @@ def test_the_least_recently_used_goes_first(capture: Capture) -> None:
 def test_as_many_go_as_the_budget_needs(capture: Capture) -> None:
     cache = cache_of(capture, budget=79)
     for bucket in (A, A, B, B, C, C):
-        cache.find(bucket)
+        find(cache, bucket)
     assert [recording.closed for recording in capture.made] == [1, 1, 0]
     assert cache.counters.evictions == 2
 
@@ -88,33 +96,80 @@ def test_as_many_go_as_the_budget_needs(capture: Capture) -> None:
 def test_the_last_one_stays_though_it_is_over_the_budget(capture: Capture) -> None:
     cache = cache_of(capture, budget=1)
     for bucket in (A, A, C, C):
-        assert cache.find(bucket) is None or capture.made[-1].bucket == bucket
+        assert find(cache, bucket) is None or capture.made[-1].bucket == bucket
     assert cache.buckets == [C]
-    assert cache.find(C) is capture.made[-1]
+    assert find(cache, C) is capture.made[-1]
     assert capture.made[-1].closed == 0
 
 
 def test_an_evicted_bucket_starts_over(capture: Capture) -> None:
     cache = cache_of(capture, budget=1)
-    for bucket in (A, A, B, B):
-        cache.find(bucket)
-    assert cache.find(A) is None
-    assert cache.find(A) is capture.made[2]
+    for bucket in (B, B, WIDE, WIDE):
+        find(cache, bucket)
+    assert find(cache, B) is None
+    assert find(cache, B) is capture.made[2]
     assert len(capture.made) == 3
+
+
+@pytest.mark.parametrize("bucket", [A, Bucket(32, 4, 32), Bucket(64, 1, 32)], ids=str)
+def test_a_larger_recording_serves_what_is_not_recorded(capture: Capture, bucket: Bucket) -> None:
+    cache = cache_of(capture)
+    cache.warm([Bucket(64, 4, 64)])
+    assert [find(cache, bucket) for _ in range(3)] == capture.made * 3
+    assert cache.counters == GraphCounters(captures=1, replays=3, covered=3, num_bytes=64)
+
+
+@pytest.mark.parametrize("bucket", [Bucket(128, 4, 64), Bucket(64, 8, 64), Bucket(64, 4, 128)], ids=str)
+def test_one_that_is_too_small_in_any_way_does_not(capture: Capture, bucket: Bucket) -> None:
+    cache = cache_of(capture)
+    cache.warm([Bucket(64, 4, 64)])
+    assert find(cache, bucket) is None
+
+
+def test_the_smallest_of_them_serves(capture: Capture) -> None:
+    cache = cache_of(capture)
+    cache.warm([Bucket(256, 1, 32), C, Bucket(128, 1, 32)])
+    assert find(cache, B) is capture.made[1]
+
+
+def test_recorded_when_padding_has_cost_as_much(capture: Capture) -> None:
+    """Recording counts as four passes of the largest bucket: 4 x 64 tokens, lost 48 at a time."""
+    cache = cache_of(capture, largest=64)
+    cache.warm([C])
+    assert [find(cache, A) for _ in range(5)] == [capture.made[0]] * 5
+    recording = find(cache, A)
+    assert recording is capture.made[1]
+    assert recording.bucket == A
+    assert cache.counters.covered == 5
+
+
+def test_what_is_hit_more_than_once_is_wanted(capture: Capture) -> None:
+    cache = cache_of(capture)
+    cache.warm([Bucket(128, 1, 32)])
+    find(cache, A)
+    assert cache.wanted() is None
+    for bucket in (A, B, B, B, C, C):
+        find(cache, bucket)
+    order = []
+    while (bucket := cache.wanted()) is not None:
+        order.append(bucket)
+        cache.warm([bucket])
+    assert order == [B, C, A]
+    assert [find(cache, bucket) for bucket in order] == capture.made[1:]
 
 
 def test_buckets_over_the_largest_always_run_eagerly(capture: Capture) -> None:
     cache = cache_of(capture, largest=32)
-    assert [cache.find(C) for _ in range(4)] == [None] * 4
-    cache.find(B)
-    assert cache.find(B) is not None
+    assert [find(cache, C) for _ in range(4)] == [None] * 4
+    find(cache, B)
+    assert find(cache, B) is not None
     assert cache.counters == GraphCounters(eager=5, captures=1, replays=1, evictions=0, num_bytes=32)
 
 
 def test_zero_turns_capture_off(capture: Capture) -> None:
     cache = cache_of(capture, largest=0)
     cache.warm([A])
-    assert [cache.find(A) for _ in range(3)] == [None] * 3
+    assert [find(cache, A) for _ in range(3)] == [None] * 3
     assert capture.made == []
 
 
@@ -122,7 +177,7 @@ def test_warm_records_ahead_of_the_first_hit(capture: Capture) -> None:
     cache = cache_of(capture, largest=32)
     cache.warm([A, B, A, C])
     assert [recording.bucket for recording in capture.made] == [A, B]
-    assert cache.find(A) is capture.made[0]
+    assert find(cache, A) is capture.made[0]
     assert cache.counters == GraphCounters(eager=0, captures=2, replays=1, evictions=0, num_bytes=48)
 
 
@@ -147,8 +202,8 @@ def test_a_capture_that_fails_leaves_the_cache_as_it_was(capture: Capture) -> No
         raise RuntimeError("out of memory")
 
     cache: GraphCache[FakeRecording] = GraphCache(broken, 1000, 1000)
-    cache.find(A)
+    find(cache, A)
     with pytest.raises(RuntimeError, match="out of memory"):
-        cache.find(A)
+        find(cache, A)
     assert cache.buckets == []
     assert cache.counters.captures == 0

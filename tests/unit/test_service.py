@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,7 @@ class LostRows:
     """A step's result on a device that failed meanwhile."""
 
     copy_seconds = 0.0
+    padding = 0
 
     def numpy(self) -> Float32Array:
         raise RuntimeError("device lost")
@@ -77,10 +78,11 @@ class Recorder:
     def batch_done(self, report: BatchReport) -> None:
         self.batches.append(report.batch)
 
-    def request_done(self, report: RequestReport) -> None:
-        self.done.append((report.request.num_sequences, report.outcome is not Outcome.SERVED))
-        self.outcomes.append(report.outcome)
-        self.seconds.append(report.seconds)
+    def requests_done(self, reports: Sequence[RequestReport]) -> None:
+        for report in reports:
+            self.done.append((report.request.num_sequences, report.outcome is not Outcome.SERVED))
+            self.outcomes.append(report.outcome)
+            self.seconds.append(report.seconds)
 
     def refused(self, error: RoseError) -> None:
         self.refusals.append(error)

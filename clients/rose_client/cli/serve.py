@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from rose_client.cli.pipelines import (
 )
 from rose_client.cli.repository import RepositoryOption, open_repository
 from rose_ensemble.health import HealthPolicy
+from rose_ensemble.json_logs import DEFAULT_LEVEL, LEVEL_VARIABLE, LEVELS
 from rose_ensemble.server_process import Endpoints, ServerProcess
 from rose_ensemble.supervisor import Supervisor
 from rose_ensemble.tritonserver import find_server
@@ -52,6 +54,13 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
+    log_level: Annotated[
+        str,
+        typer.Option(
+            envvar=LEVEL_VARIABLE,
+            help=f"Of the model processes: {', '.join(LEVELS)}. JSON lines on the standard error.",
+        ),
+    ] = DEFAULT_LEVEL,
     probe_interval: Annotated[
         float, typer.Option(min=0.1, help="Seconds between probes of each model; one that fails is reloaded.")
     ] = HealthPolicy.interval,
@@ -60,6 +69,8 @@ def serve(
 
     Ends with status 1 when a model failed and cannot be brought back, else with the server's own.
     """
+    if log_level not in LEVELS:
+        raise typer.BadParameter(f"--log-level is {log_level!r}, not one of {', '.join(LEVELS)}")
     with errors_to_exit(RoseError), sigterm_unwinds():
         store = open_repository(repository)
         pipelines = [
@@ -81,7 +92,9 @@ def serve(
             store.add(pipeline)
         endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
         names = [pipeline.name for pipeline in pipelines]
-        server = ServerProcess(find_server(), store.folder, names, endpoints)
+        found = find_server()
+        found = replace(found, environment={**found.environment, LEVEL_VARIABLE: log_level})
+        server = ServerProcess(found, store.folder, names, endpoints)
         supervisor = Supervisor(server, pipelines, HealthPolicy(interval=probe_interval))
         with server:
             with err.status(f"starting {', '.join(names)}"):

@@ -1,5 +1,6 @@
 """Triton adapter of the engine: tensors in, `RoseService.submit_all`, answers through kept response senders."""
 
+import gc
 import json
 import os
 import sys
@@ -18,12 +19,13 @@ from rose_backend.service import RoseService
 from rose_ensemble.arrival import arrived_at
 from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
+from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.work import NO_STAMP, Work
 
-_SWITCH_SECONDS = 0.0005  # how long one thread may keep the others from running Python; the default is ten times that
+_SWITCH_SECONDS = 0.0001  # how long one thread may keep the others from running Python; the default is 5 ms
 
 
 class TritonPythonModel:
@@ -32,6 +34,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the weights, measure, and start the engine's threads."""
         end_with_server()
+        configure_logs(model=args["model_name"], instance=args["model_instance_name"])
         sys.setswitchinterval(_SWITCH_SECONDS)
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance
@@ -52,6 +55,8 @@ class TritonPythonModel:
         )
         self._metrics.watch(self._service)
         self._book.start()
+        gc.collect()
+        gc.freeze()  # what was loaded stays; later collections would walk it again and again, for tens of ms
 
     def execute(self, requests: list[Any]) -> None:
         """Queue every request; the completer answers later, so nothing is returned."""

@@ -12,6 +12,7 @@ from rose_backend.queue_board import QueueBoard
 from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
+from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
@@ -26,6 +27,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the checkpoint's tokenizer."""
         end_with_server()
+        configure_logs(model=args["model_name"], instance=args["model_instance_name"])
         config = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in config.items()}
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
