@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rose_backend.core import Int32Array, Request
+from rose_backend.core import Field, Int32Array, Request
 from rose_backend.errors import InvalidArgumentError
 
 
@@ -17,10 +17,12 @@ class Limits:
     Attributes:
         vocab_size: token ids lie in `[0, vocab_size)`; one outside would read foreign memory on a device.
         max_length: most tokens in one sequence.
+        fields: what sequences may carry.
     """
 
     vocab_size: int
     max_length: int
+    fields: tuple[Field, ...] = ()
 
     def fault(self, request: Request) -> InvalidArgumentError | None:
         """What is wrong with a request, or None."""
@@ -52,6 +54,13 @@ class Limits:
             lowest, highest = _extremes(request.input_ids)
             wrong = lowest if lowest < 0 else highest
             raise InvalidArgumentError(f"INPUT_IDS holds {wrong}: token ids lie between 0 and {self.vocab_size - 1}")
+        for name in request.fields:
+            if name not in self.fields:
+                raise InvalidArgumentError(f"field {name.name} is not used by this checkpoint")
+            lowest, highest = _extremes(request.fields[name])
+            if lowest < 0 or highest > self.max_length:
+                wrong = lowest if lowest < 0 else highest
+                raise InvalidArgumentError(f"field {name.name} holds {wrong}: it lies between 0 and {self.max_length}")
 
 
 def _extremes(values: Int32Array) -> tuple[int, int]:

@@ -10,11 +10,55 @@ from rose_backend.errors import CheckpointError
 
 
 class PoolingMode(str, Enum):
-    """How token vectors become one vector; names as in sentence-transformers' `pooling_mode`."""
+    """How token vectors become one vector; names as in sentence-transformers' `pooling_mode`.
 
-    MEAN = "mean"
+    With h the vectors of a sequence's n pooled tokens, and k each one's place in the whole sequence, from 0.
+    """
+
     CLS = "cls"
+    """The first one."""
+    MAX = "max"
+    """The largest of each element."""
+    MEAN = "mean"
+    """sum(h) / n."""
+    MEAN_SQRT = "mean_sqrt_len_tokens"
+    """sum(h) / sqrt(n)."""
+    WEIGHTED_MEAN = "weightedmean"
+    """sum((k + 1) * h) / sum(k + 1)."""
     LAST = "lasttoken"
+    """The last one."""
+
+
+class Activation(str, Enum):
+    """What follows a projection; names as in `torch.nn`."""
+
+    IDENTITY = "Identity"
+    TANH = "Tanh"
+    GELU = "GELU"
+    RELU = "ReLU"
+    SILU = "SiLU"
+    SIGMOID = "Sigmoid"
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """One Dense module: `activation(x @ weight.T + bias)`, plus the (projected) input where `residual`.
+
+    Attributes:
+        folder: holds the weights, `model.safetensors` or `pytorch_model.bin`.
+        in_features: width of what comes in.
+        out_features: width of what goes out.
+        bias: whether the projection has one.
+        activation: applied to the projection.
+        residual: whether the input is added; it is projected too where the widths differ.
+    """
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: Activation = Activation.TANH
+    residual: bool = False
 
 
 @dataclass(frozen=True)
@@ -24,10 +68,25 @@ class HeadConfig:
     Attributes:
         pooling: how a sequence's token vectors are pooled.
         normalize: whether the checkpoint ends in a Normalize module; a request may override it.
+        also: further ways of pooling, whose vectors are appended in this order.
+        include_prompt: whether the tokens of a prompt are pooled; they take part in attention either way.
+        dense: projections, in order, of the pooled vector.
     """
 
     pooling: PoolingMode = PoolingMode.MEAN
     normalize: bool = True
+    also: tuple[PoolingMode, ...] = ()
+    include_prompt: bool = True
+    dense: tuple[DenseConfig, ...] = ()
+
+    @property
+    def modes(self) -> tuple[PoolingMode, ...]:
+        """All ways of pooling, in the order of their vectors."""
+        return (self.pooling, *self.also)
+
+    def dim(self, hidden_size: int) -> int:
+        """Width of a vector for this width of a token's."""
+        return self.dense[-1].out_features if self.dense else hidden_size * len(self.modes)
 
 
 @dataclass(frozen=True)
@@ -65,7 +124,7 @@ class EngineConfig:
     Attributes:
         checkpoint: folder with `config.json` and `model.safetensors`.
         max_length: longest sequence served, in tokens, special tokens included.
-        head: pooling and normalisation.
+        head: pooling, projections and normalisation.
         device: a torch device string, e.g. `cpu` or `cuda:0`.
         token_budget: most tokens in one batch, but for a single sequence that is longer. None: the fewest that
             saturate the device, measured at start.

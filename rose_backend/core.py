@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntFlag
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from rose_backend.errors import RoseError
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
-BoolArray = npt.NDArray[np.bool_]
 
 Reply = Callable[["Float32Array | RoseError"], None]
 
@@ -38,6 +37,20 @@ class Outcome(str, Enum):
     __hash__ = str.__hash__
 
 
+class Field(IntFlag):
+    """A number that each sequence of a request may carry besides its tokens; 0 where it carries none.
+
+    A value is the field's bit in the flags word of a WORK tensor (`rose_ensemble/work.py`).
+    """
+
+    POOL_FROM = 1
+    """How many tokens at its start are not pooled: those of a prompt."""
+
+
+Fields = Mapping[Field, Int32Array]
+"""`[num_sequences]` int32 each."""
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One client request: some sequences, answered together and exactly once.
@@ -51,6 +64,9 @@ class Request:
         arrived: `time.monotonic()` seconds.
         deadline: `time.monotonic()` seconds after which nobody waits for the answer; None: never.
         is_cancelled: whether the sender has gone; asked before the request is packed. None: it cannot be told.
+        dims: how many leading elements of each vector will be used; 0: all. The rest is left as it is, and is for the
+            receiver to cut off.
+        fields: what its sequences carry besides their tokens.
     """
 
     input_ids: Int32Array
@@ -61,6 +77,8 @@ class Request:
     arrived: float = field(default_factory=time.monotonic)
     deadline: float | None = None
     is_cancelled: Callable[[], bool] | None = None
+    dims: int = 0
+    fields: Fields = field(default_factory=dict)
 
     offsets: Int64Array = field(init=False)
     """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
@@ -93,6 +111,13 @@ class Request:
         return len(self.input_ids)
 
     @property
+    def scaling(self) -> int:
+        """0: vectors stay as they are; 1: they get unit length; -d: their first d elements get unit length."""
+        if not self.dims:
+            return self.normalize
+        return -self.dims if self.normalize else 0
+
+    @property
     def tokens_left(self) -> int:
         """Tokens not yet in any batch."""
         return int(self.offsets[-1] - self.offsets[self.num_packed])
@@ -119,6 +144,11 @@ class Segment:
         """`[count]` int32: a view into the request."""
         return self.request.lengths[self.first : self.first + self.count]
 
+    def carried(self, name: Field) -> Int32Array:
+        """`[count]` int32: a view into the request, or zeros."""
+        values = self.request.fields.get(name)
+        return np.zeros(self.count, np.int32) if values is None else values[self.first : self.first + self.count]
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -130,15 +160,17 @@ class Batch:
         segments: whose sequences these are, first come first.
         input_ids: `[total_tokens]` int32.
         cu_seqlens: `[num_sequences + 1]` int32, cumulative lengths, starting at 0.
-        normalize: `[num_sequences]` bool.
+        normalize: `[num_sequences]` int32, each its request's `scaling`.
         order: `[num_sequences]` int64; batch row i holds the `order[i]`-th sequence of the segments.
+        fields: those that some sequence carries, for all of them.
     """
 
     segments: tuple[Segment, ...]
     input_ids: Int32Array
     cu_seqlens: Int32Array
-    normalize: BoolArray
+    normalize: Int32Array
     order: Int64Array
+    fields: Fields = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -172,11 +204,19 @@ class Batch:
             shift = starts[order] - cu_seqlens[:-1]
             flat = flat[np.repeat(shift, ascending) + np.arange(len(flat))]
         counts = [segment.count for segment in segments]
-        flags = [segment.request.normalize for segment in segments]
-        return cls(segments, flat, cu_seqlens, np.repeat(flags, counts)[order], order)
+        normalize = np.repeat(np.array([segment.request.scaling for segment in segments], np.int32), counts)[order]
+        fields: Fields = {}
+        if any([segment.request.fields for segment in segments]):  # noqa: C419 (a list is quicker, and most have none)
+            names = {name for segment in segments for name in segment.request.fields}
+            fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
+        return cls(segments, flat, cu_seqlens, normalize, order, fields)
 
     @classmethod
     def _of_one(cls, segment: Segment) -> Batch:
         ids = segment.input_ids
         cu_seqlens = np.array((0, len(ids)), np.int32)
-        return cls((segment,), ids, cu_seqlens, np.array((segment.request.normalize,)), np.zeros(1, np.int64))
+        normalize = np.array((segment.request.scaling,), np.int32)
+        fields = segment.request.fields
+        if fields:
+            fields = {name: segment.carried(name) for name in fields}
+        return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields)

@@ -6,21 +6,22 @@ import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.sdpa import SdpaBackend
-from rose_backend.config import PoolingMode
 from rose_backend.core import Batch
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCounters
+from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
+from rose_backend.staging import DeviceInputs
 
 
 class CpuRunner:
     """See `Runner`."""
 
-    def __init__(self, model: RaggedModel, pooling: PoolingMode) -> None:
+    def __init__(self, model: RaggedModel, head: Head) -> None:
         self._model = model
-        self._pooling = pooling
+        self._head = head
         self._ops = TorchOps()
         self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
@@ -30,8 +31,9 @@ class CpuRunner:
         cu_seqlens = torch.from_numpy(batch.cu_seqlens)
         attends = Attentions.open(self._backends, RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
         attends.plan(cu_seqlens)
-        input_ids, normalize = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.normalize)
-        vectors = forward(self._model, self._ops, input_ids, cu_seqlens, normalize, attends, self._pooling)
+        fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
+        inputs = DeviceInputs(torch.from_numpy(batch.input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
+        vectors = forward(self._model, self._ops, inputs, attends, self._head)
         return LazyTensor(vectors.numpy())
 
     @property

@@ -21,6 +21,7 @@ from rose_backend.core import Batch
 from rose_backend.cuda_driver import CudaDriver
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCache, GraphCounters
+from rose_backend.heads import Head
 from rose_backend.hot_buckets import HotBuckets
 from rose_backend.kernels.triton_ops import TritonOps
 from rose_backend.lazy_tensor import LazyTensor, PinnedRing
@@ -52,13 +53,14 @@ class CudaRunner:
 
     Args:
         model: on its CUDA device.
-        config: limits, pooling, attention and capture settings.
+        head: on the same.
+        config: limits, attention and capture settings.
         largest: no batch is larger.
     """
 
-    def __init__(self, model: RaggedModel, config: EngineConfig, largest: Bucket) -> None:
+    def __init__(self, model: RaggedModel, head: Head, config: EngineConfig, largest: Bucket) -> None:
         self._model = model
-        self._pooling = config.head.pooling
+        self._head = head
         self._device = model.geometries[0].device
         self._ops = TritonOps(self._device, model.geometries[0].dtype)
         self.selectors = [
@@ -76,8 +78,8 @@ class CudaRunner:
         self._stream = torch.cuda.Stream(self._device)
         self._copy_stream = torch.cuda.Stream(self._device)
         self._driver = CudaDriver()
-        self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device)
-        self._results = PinnedRing(largest.num_sequences * model.hidden_size)
+        self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device, head.fields)
+        self._results = PinnedRing(largest.num_sequences * head.dim)
         self._pool = torch.cuda.graph_pool_handle()
         self._attentions: dict[Bucket, Attentions] = {}
         self._copied: int | None = None  # handle of the event after the last copy to the host
@@ -179,8 +181,7 @@ class CudaRunner:
 
     @torch.inference_mode()
     def _forward(self, inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:
-        ids, offsets, normalize = inputs.input_ids, inputs.cu_seqlens, inputs.normalize
-        return forward(self._model, self._ops, ids, offsets, normalize, attention, self._pooling)
+        return forward(self._model, self._ops, inputs, attention, self._head)
 
     def _attention(self, bucket: Bucket) -> Attentions:
         attention = self._attentions.get(bucket)

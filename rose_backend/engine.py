@@ -9,9 +9,10 @@ import torch
 
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
-from rose_backend.core import Batch
+from rose_backend.core import Batch, Field
 from rose_backend.cpu_runner import CpuRunner
 from rose_backend.errors import CheckpointError
+from rose_backend.heads import Head
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
@@ -47,8 +48,9 @@ class RoseEngine:
                 f"max_length {config.max_length} is more than the {self._model.max_positions} positions "
                 f"that {config.checkpoint} was trained with"
             )
+        self._head = Head(config.head, self._model.hidden_size, device)
         loaded = time.perf_counter()
-        self.runner, self.token_budget = _start(self._model, config, device)
+        self.runner, self.token_budget = _start(self._model, self._head, config, device)
         logger.info(
             "engine started",
             extra={
@@ -62,7 +64,12 @@ class RoseEngine:
     @property
     def dim(self) -> int:
         """Width of a vector."""
-        return self._model.hidden_size
+        return self._head.dim
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """What sequences may carry."""
+        return self._head.fields
 
     @property
     def vocab_size(self) -> int:
@@ -90,13 +97,13 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[config.dtype]
 
 
-def _start(model: RaggedModel, config: EngineConfig, device: torch.device) -> tuple[Runner, int]:
+def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, int]:
     """A runner whose kernels have all run, and the token budget."""
     if device.type == "cpu":
-        cpu_runner = CpuRunner(model, config.head.pooling)
+        cpu_runner = CpuRunner(model, head)
         return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)
     from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch
 
     most = max(config.token_budget or CUDA_SIZES[-1], config.max_length)
-    runner = CudaRunner(model, config, Bucket.fitting(most, config.max_sequences, config.max_length))
+    runner = CudaRunner(model, head, config, Bucket.fitting(most, config.max_sequences, config.max_length))
     return runner, prepare_cuda(runner, config, model.vocab_size)

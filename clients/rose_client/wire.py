@@ -31,6 +31,8 @@ class EmbedOptions(TypedDict, total=False):
     """A literal text to put in front instead."""
     input_type: str
     """`query` or `document`: the checkpoint's prompt for it, if it has one."""
+    dimensions: int
+    """How many leading elements of each vector are wanted, where the checkpoint is trained to be cut."""
     normalize: bool
     """Scale vectors to unit length, or not."""
     truncate: bool

@@ -14,6 +14,7 @@ from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.devices import resolve_device
 from rose_ensemble.engine_settings import EngineSettings
+from rose_ensemble.matryoshka import Matryoshka
 from rose_ensemble.pipeline import device_of_instance, index_of_instance
 
 _BUDGETS_IN_HAND = 2  # bulk work an engine keeps waiting while others have less
@@ -29,12 +30,14 @@ class EngineInstance:
         count: how many there are.
         config: of the engine.
         queue: of the queue in front of it.
+        matryoshka: the `dimensions` that requests may ask for.
     """
 
     index: int
     count: int
     config: EngineConfig
     queue: QueueConfig
+    matryoshka: Matryoshka
 
     @classmethod
     def of(cls, model_config: Mapping[str, Any], instance_name: str) -> EngineInstance:
@@ -56,7 +59,9 @@ class EngineInstance:
             attention=settings.attention,
         )
         queue = QueueConfig(settings.max_queued_tokens, settings.max_queued_requests, settings.lanes == "auto")
-        return cls(index_of_instance(instance_name), len(model_config["instance_group"]), config, queue)
+        count = len(model_config["instance_group"])
+        matryoshka = checkpoint.matryoshka.told(settings.matryoshka)
+        return cls(index_of_instance(instance_name), count, config, queue, matryoshka)
 
     def hold_back(self, service: RoseService, board: QueueBoard, token_budget: int) -> None:
         """Keep the server from handing this engine more while it has enough and another has less.

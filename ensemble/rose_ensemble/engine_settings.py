@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from rose_backend.errors import CheckpointError
+from rose_ensemble.matryoshka import check_setting
 
 AUTO = "auto"
 _DTYPES = (AUTO, "float32", "bfloat16", "float16")
@@ -23,6 +24,7 @@ class EngineSettings:
         max_queued_tokens: tokens that may wait; beyond them requests are refused.
         max_queued_requests: requests that may wait.
         lanes: `auto` lets small and bulk requests take turns; `off` serves all in the order of arrival.
+        matryoshka: which `dimensions` a request may ask for; see `Matryoshka.told`.
 
     Raises:
         CheckpointError: names the setting, its value and what is allowed.
@@ -34,12 +36,14 @@ class EngineSettings:
     max_queued_tokens: int = 2 * 2**20
     max_queued_requests: int = 8192
     lanes: str = AUTO
+    matryoshka: str = AUTO
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise CheckpointError(f"dtype {self.dtype!r} is not one of {list(_DTYPES)}")
         if self.lanes not in _LANES:
             raise CheckpointError(f"lanes {self.lanes!r} is not one of {list(_LANES)}")
+        check_setting(self.matryoshka)
         if not self.attention.isidentifier():
             raise CheckpointError(f"attention {self.attention!r} is not the name of a backend")
         for name in ("token_budget", "max_queued_tokens", "max_queued_requests"):

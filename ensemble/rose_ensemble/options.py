@@ -25,6 +25,7 @@ class RequestOptions:
         prompt_name: which of the checkpoint's prompts goes in front of every text.
         prompt: a literal text to put in front instead.
         input_type: `query` or `document`; picks the checkpoint's prompt for it, if it has one.
+        dimensions: how many leading elements of each vector are wanted; None leaves it to the checkpoint.
         normalize: scale vectors to unit length; None leaves it to the checkpoint.
         truncate: cut texts longer than the model's limit; otherwise they are an error.
         truncation_direction: the side that is cut, `right` or `left`.
@@ -38,6 +39,7 @@ class RequestOptions:
     truncate: bool = True
     truncation_direction: str = "right"
     lane: str | None = None
+    dimensions: int | None = None
 
     @classmethod
     def read(cls, parameters: Callable[[], str]) -> RequestOptions:
@@ -76,6 +78,7 @@ class RequestOptions:
             truncate=_flag(values, "truncate") is not False,
             truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
             lane=_choice(values, "lane", _LANES),
+            dimensions=_count(values, "dimensions"),
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:
@@ -101,6 +104,15 @@ def _flag(values: Mapping[str, Any], name: str) -> bool | None:
         return value.lower() == "true"
     if value is not None and not isinstance(value, bool):
         raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not a boolean")
+    return value
+
+
+def _count(values: Mapping[str, Any], name: str) -> int | None:
+    value = values.get(name)
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not a whole number from 1 up")
     return value
 
 

@@ -80,7 +80,7 @@ _ROSE = Template("""\
 name: "$rose"
 backend: "python"
 max_batch_size: $max_batch_size
-# b, n, arrival stamp (-1: now), the b x n lengths, all token ids: see rose_ensemble/work.py.
+# b, n, arrival stamp (-1: now), flags, the b x n lengths, all token ids: see rose_ensemble/work.py.
 input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
 output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
 $batching

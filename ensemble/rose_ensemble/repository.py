@@ -56,7 +56,7 @@ class Repository:
                 f"name {pipeline.name!r}: use letters, digits, '_', '-' and '.', starting with one of the first two"
             )
         self._refuse_clash(pipeline)
-        read_checkpoint(resolve_checkpoint(pipeline.checkpoint))
+        read_checkpoint(resolve_checkpoint(pipeline.checkpoint)).matryoshka.told(pipeline.engine.matryoshka)
         adapters = _adapters()
         for model, config in pipeline.configs().items():
             version = self.folder / model / "1"

@@ -12,8 +12,9 @@ _PROMPTS_BY_TYPE = {"query": ("query",), "document": ("document", "passage", "co
 def prompt_for(checkpoint: Checkpoint, options: RequestOptions) -> str:
     """The prompt of one request, possibly empty.
 
-    An `input_type` for which the checkpoint has no prompt gets the default one, like `encode_query` and
-    `encode_document` of sentence-transformers.
+    An `input_type` for which the checkpoint has no prompt gets none, not even the default one, as sentence-transformers
+    documents of `encode_query` and `encode_document`. (Its release 6.2 never gets beyond `document` among the prompts
+    for documents, because it adds an empty one of that name to every checkpoint; its documentation is followed here.)
 
     Raises:
         InvalidArgumentError: `prompt_name` is not one of the checkpoint's.
@@ -27,8 +28,6 @@ def prompt_for(checkpoint: Checkpoint, options: RequestOptions) -> str:
                 f"parameter 'prompt_name' is {options.prompt_name!r}; this checkpoint has {sorted(prompts)}"
             )
         return prompts[options.prompt_name]
-    candidates = _PROMPTS_BY_TYPE[options.input_type] if options.input_type is not None else ()
-    for name in (*candidates, checkpoint.default_prompt_name):
-        if name is not None and name in prompts:
-            return prompts[name]
-    return ""
+    if options.input_type is not None:
+        return next((prompts[name] for name in _PROMPTS_BY_TYPE[options.input_type] if name in prompts), "")
+    return "" if checkpoint.default_prompt_name is None else prompts[checkpoint.default_prompt_name]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from tokenizers import Tokenizer, normalizers
@@ -15,6 +17,7 @@ from rose_backend.errors import CheckpointError, InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint
 
 _PROBE = "a"
+_PROMPTS_KNOWN = 64  # most checkpoints have a handful
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class TextTokenizer:
         if checkpoint.lower_case:
             _prepend_lower_case(self._tokenizer)
         self.max_length = checkpoint.max_length
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._prompt_length = functools.lru_cache(_PROMPTS_KNOWN)(self._measure_prompt)
         self._num_leading, self._num_trailing = self._count_special_tokens()
         if self._num_leading + self._num_trailing >= self.max_length:
             raise CheckpointError(
@@ -94,6 +100,33 @@ class TextTokenizer:
         ids = np.fromiter(chain.from_iterable(fitted), np.int32, int(lengths.sum()))
         return Tokens(ids, lengths)
 
+    def prompt_lengths(self, prompt: str, encoded: Sequence[list[int]], *, direction: str) -> Int32Array:
+        """How many tokens at the start of each fitted text are the prompt's, `[num_texts]` int32.
+
+        By the rule of sentence-transformers' `include_prompt`: as many as the prompt alone has, without a special token
+        at its end, whether or not text and prompt meet within a token.
+
+        Args:
+            prompt: what stands in front of each text; not empty.
+            encoded: prompts and texts, as `encode` returned them.
+            direction: the side that `fit` cuts; what it cuts off the prompt is not counted.
+
+        Raises:
+            InvalidArgumentError: the prompt cannot be tokenized.
+        """
+        length = self._prompt_length(prompt)
+        if direction == "right":
+            return np.full(len(encoded), length, np.int32)
+        cut = np.array([max(0, len(ids) - self.max_length) for ids in encoded], np.int32)
+        leading = min(self._num_leading, length)
+        return np.maximum(length - leading - cut, 0) + np.int32(leading)
+
+    def _measure_prompt(self, prompt: str) -> int:
+        [ids] = self.encode([prompt])
+        if len(ids) > self.max_length:
+            ids = self._cut(ids, "right")
+        return len(ids) - 1 if ids and ids[-1] in self._special_ids else len(ids)
+
     def _cut(self, ids: list[int], direction: str) -> list[int]:
         stop = len(ids) - self._num_trailing
         room = self.max_length - self._num_leading - self._num_trailing
@@ -127,7 +160,10 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _prepend_lower_case(tokenizer: Tokenizer) -> None:
-    """What `do_lower_case` asks for; lowering twice does no harm, so what the file has is left in place."""
-    lower = normalizers.Lowercase()
+    """What `do_lower_case` asks for: lower-casing in front of what the file has, unless that lower-cases by itself."""
     current = tokenizer.normalizer
-    tokenizer.normalizer = lower if current is None else normalizers.Sequence([lower, current])
+    steps = [] if current is None else [current]
+    if isinstance(current, normalizers.Sequence):
+        steps = list(cast("Iterable[normalizers.Normalizer]", current))  # as its stubs do not say
+    if not any(isinstance(step, normalizers.Lowercase) for step in steps):
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rose_backend.core import Int32Array
+from rose_backend.core import Field, Fields, Int32Array
 from rose_backend.errors import InvalidArgumentError, RoseError
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.options import RequestOptions
@@ -94,11 +94,19 @@ class TokenizeStep:
     def _finish(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> TokenizeOutput | RoseError:
         try:
             tokens = self._tokens(request, encoded)
+            fields = {} if self.checkpoint.head.include_prompt else self._prompt_lengths(request, encoded)
         except RoseError as error:
             return error
-        return TokenizeOutput(
-            Work(request.shape, request.arrived, tokens.lengths, tokens.ids), tokens.lengths.reshape(request.shape)
-        )
+        work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, fields)
+        return TokenizeOutput(work, tokens.lengths.reshape(request.shape))
+
+    def _prompt_lengths(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> Fields:
+        options = request.options
+        prompt = "" if isinstance(request.content, TokenInput) else prompt_for(self.checkpoint, options)
+        if not prompt:
+            return {}
+        direction = options.truncation_direction
+        return {Field.POOL_FROM: self._tokenizer.prompt_lengths(prompt, encoded, direction=direction)}
 
     def _tokens(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> Tokens:
         if isinstance(request.content, TokenInput):

@@ -168,14 +168,46 @@ class Ops(Protocol):
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
     ) -> torch.Tensor:
-        """Pool and, where asked, scale to unit length.
+        """Pool in one way and, where asked, scale to unit length.
 
         Args:
             hidden: `[tokens, dim]`.
             cu_seqlens: at least `[num_sequences + 1]` int32; what lies beyond is padding.
-            normalize: `[num_sequences]` int32, 0 or 1.
-            mode: which token vectors count.
+            normalize: `[num_sequences]` int32; see `scale`.
+            mode: MEAN, CLS or LAST.
 
         Returns:
             `[num_sequences, dim]` float32.
+        """
+
+    def pool_modes(
+        self,
+        hidden: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        num_sequences: int,
+        modes: tuple[PoolingMode, ...],
+        pool_from: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Pool in several ways, or without the first tokens of each sequence.
+
+        Where no token is left, CLS is the sequence's first one and every other mode gives zeros.
+
+        Args:
+            hidden: `[tokens, dim]`.
+            cu_seqlens: at least `[num_sequences + 1]` int32; what lies beyond is padding.
+            num_sequences: rows wanted.
+            modes: different ones; their vectors stand one after another.
+            pool_from: `[num_sequences]` int32, tokens left out at the start of each sequence; None: none.
+
+        Returns:
+            `[num_sequences, len(modes) * dim]` float32.
+        """
+
+    def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
+        """Scale rows of `x` `[num_sequences, dim]` float32 to unit length; may overwrite it.
+
+        Args:
+            x: contiguous.
+            normalize: `[num_sequences]` int32; 0: leave the row; 1: divide it by its length; -d: divide it by the
+                length of its first d elements. No length counts as less than 1e-12.
         """

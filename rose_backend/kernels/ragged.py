@@ -64,14 +64,83 @@ def _pool_kernel(
 
 
 @triton.jit
+def _pool_modes_kernel(
+    hidden_ptr,
+    cu_seqlens_ptr,
+    pool_from_ptr,
+    out_ptr,
+    width: tl.constexpr,
+    num_modes: tl.constexpr,
+    cls_at: tl.constexpr,
+    max_at: tl.constexpr,
+    mean_at: tl.constexpr,
+    mean_sqrt_at: tl.constexpr,
+    weighted_at: tl.constexpr,
+    last_at: tl.constexpr,
+    skips: tl.constexpr,
+    tokens: tl.constexpr,
+    columns: tl.constexpr,
+):
+    """A mode's `_at` is its place among the modes, -1 for one that is not wanted."""
+    sequence = tl.program_id(0)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    mask = column < width
+    begin = tl.load(cu_seqlens_ptr + sequence)
+    stop = tl.load(cu_seqlens_ptr + sequence + 1)
+    start = begin
+    if skips:
+        start = tl.minimum(begin + tl.maximum(tl.load(pool_from_ptr + sequence), 0), stop)
+    total = tl.zeros((tokens, columns), tl.float32)
+    weighted = tl.zeros((tokens, columns), tl.float32)
+    largest = tl.full((tokens, columns), float("-inf"), tl.float32)
+    if max_at >= 0 or mean_at >= 0 or mean_sqrt_at >= 0 or weighted_at >= 0:
+        for first in range(start, stop, tokens):
+            token = first + tl.arange(0, tokens)
+            inside = (token < stop)[:, None] & mask[None, :]
+            place = hidden_ptr + token.to(tl.int64)[:, None] * width + column[None, :]
+            x = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+            if mean_at >= 0 or mean_sqrt_at >= 0:
+                total += x
+            if weighted_at >= 0:
+                weighted += x * (token - begin + 1).to(tl.float32)[:, None]
+            if max_at >= 0:
+                largest = tl.maximum(largest, tl.where(inside, x, float("-inf")))
+    some = stop > start
+    count = tl.maximum(stop - start, 1).to(tl.float32)
+    row = out_ptr + sequence.to(tl.int64) * (num_modes * width) + column
+    if cls_at >= 0:
+        # An unused row of a padded batch has no tokens and starts where they end.
+        token = tl.where(some, start, tl.where(stop > begin, begin, 0)).to(tl.int64)
+        x = tl.load(hidden_ptr + token * width + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(row + cls_at * width, x, mask=mask)
+    if max_at >= 0:
+        tl.store(row + max_at * width, tl.where(some, tl.max(largest, axis=0), 0.0), mask=mask)
+    if mean_at >= 0:
+        tl.store(row + mean_at * width, tl.sum(total, axis=0) / count, mask=mask)
+    if mean_sqrt_at >= 0:
+        tl.store(row + mean_sqrt_at * width, tl.sum(total, axis=0) / tl.sqrt(count), mask=mask)
+    if weighted_at >= 0:
+        # The sum of the whole numbers from the first pooled token's to the last one's.
+        lowest, highest = (start - begin + 1).to(tl.float32), (stop - begin).to(tl.float32)
+        weights = tl.maximum(0.5 * (lowest + highest) * (highest - lowest + 1.0), 1.0)
+        tl.store(row + weighted_at * width, tl.sum(weighted, axis=0) / weights, mask=mask)
+    if last_at >= 0:
+        token = tl.maximum(stop - 1, 0).to(tl.int64)
+        x = tl.load(hidden_ptr + token * width + column, mask=mask, other=0.0).to(tl.float32)
+        tl.store(row + last_at * width, tl.where(some, x, 0.0), mask=mask)
+
+
+@triton.jit
 def _normalize_kernel(x_ptr, wanted_ptr, least, width: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, block)
     mask = column < width
     place = x_ptr + row.to(tl.int64) * width + column
     x = tl.load(place, mask=mask, other=0.0)
-    norm = tl.maximum(tl.sqrt(tl.sum(x * x, axis=0)), least)
-    norm = tl.where(tl.load(wanted_ptr + row) != 0, norm, 1.0)
+    wanted = tl.load(wanted_ptr + row)
+    counted = tl.where(column < tl.where(wanted < 0, -wanted, width), x, 0.0)
+    norm = tl.maximum(tl.sqrt(tl.sum(counted * counted, axis=0)), least)
+    norm = tl.where(wanted != 0, norm, 1.0)
     tl.store(place, x / norm, mask=mask)
 
 
@@ -101,7 +170,47 @@ def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor
     _pool_kernel[(sequences, triton.cdiv(width, _COLUMNS_AT_ONCE))](
         hidden, cu_seqlens, out, width=width, mode=code, tokens=_TOKENS_AT_ONCE, columns=_COLUMNS_AT_ONCE, num_warps=4
     )
-    _normalize_kernel[(sequences,)](
-        out, normalize, _SMALLEST_NORM, width=width, block=triton.next_power_of_2(width), num_warps=4
+    return scale(out, normalize)
+
+
+def pool_modes(
+    hidden: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    num_sequences: int,
+    modes: tuple[PoolingMode, ...],
+    pool_from: torch.Tensor | None,
+) -> torch.Tensor:
+    """`Ops.pool_modes`; `hidden` is contiguous."""
+    width = hidden.shape[1]
+    out = torch.empty((num_sequences, len(modes) * width), dtype=torch.float32, device=hidden.device)
+    cls_at, max_at, mean_at, mean_sqrt_at, weighted_at, last_at = (
+        modes.index(mode) if mode in modes else -1 for mode in PoolingMode
+    )
+    _pool_modes_kernel[(num_sequences, triton.cdiv(width, _COLUMNS_AT_ONCE))](
+        hidden,
+        cu_seqlens,
+        cu_seqlens if pool_from is None else pool_from,
+        out,
+        width=width,
+        num_modes=len(modes),
+        cls_at=cls_at,
+        max_at=max_at,
+        mean_at=mean_at,
+        mean_sqrt_at=mean_sqrt_at,
+        weighted_at=weighted_at,
+        last_at=last_at,
+        skips=pool_from is not None,
+        tokens=_TOKENS_AT_ONCE,
+        columns=_COLUMNS_AT_ONCE,
+        num_warps=4,
     )
     return out
+
+
+def scale(x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
+    """`Ops.scale`, in place."""
+    rows, width = x.shape
+    _normalize_kernel[(rows,)](
+        x, normalize, _SMALLEST_NORM, width=width, block=triton.next_power_of_2(width), num_warps=4
+    )
+    return x

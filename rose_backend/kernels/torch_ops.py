@@ -145,8 +145,53 @@ class TorchOps:
             pooled = hidden[offsets[1:] - 1].float()
         else:
             pooled = torch.segment_reduce(hidden[: int(offsets[-1])].float(), "mean", offsets=offsets, axis=0)
-        norms = torch.linalg.vector_norm(pooled, dim=-1).clamp_min(_SMALLEST_NORM)
-        return pooled / torch.where(normalize.bool(), norms, 1.0)[:, None]
+        return self.scale(pooled, normalize)
+
+    def pool_modes(
+        self,
+        hidden: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        num_sequences: int,
+        modes: tuple[PoolingMode, ...],
+        pool_from: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        offsets = cu_seqlens[: num_sequences + 1].long()
+        begins, stops = offsets[:-1], offsets[1:]
+        starts = begins if pool_from is None else torch.minimum(begins + pool_from.clamp_min(0), stops)
+        counts = stops - starts
+        # Token t of the pooled ones of a sequence comes from hidden[starts + t]: one gather for all of them.
+        shifts = torch.repeat_interleave(starts - (counts.cumsum(0) - counts), counts)
+        places = shifts + torch.arange(len(shifts), device=hidden.device)
+        kept = hidden[places].float()
+        weights = (places - torch.repeat_interleave(begins, counts) + 1).float()[:, None]
+        some = (counts > 0)[:, None]
+        divisors = counts.clamp_min(1)[:, None].float()
+
+        def reduced(values: torch.Tensor, how: str) -> torch.Tensor:
+            return torch.where(some, torch.segment_reduce(values, how, lengths=counts, axis=0), 0.0)
+
+        def pooled(mode: PoolingMode) -> torch.Tensor:
+            if mode is PoolingMode.CLS:
+                return hidden[torch.where(counts > 0, starts, begins)].float()
+            if mode is PoolingMode.LAST:
+                return torch.where(some, hidden[stops - 1].float(), 0.0)
+            if mode is PoolingMode.MAX:
+                return reduced(kept, "max")
+            if mode is PoolingMode.WEIGHTED_MEAN:
+                return reduced(kept * weights, "sum") / reduced(weights, "sum").clamp_min(1.0)
+            return reduced(kept, "sum") / (divisors if mode is PoolingMode.MEAN else divisors.sqrt())
+
+        return torch.cat([pooled(mode) for mode in modes], dim=1)
+
+    def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        counted = x
+        if bool((normalize < 0).any()):
+            widths = torch.where(normalize < 0, -normalize, x.shape[1])
+            counted = torch.where(torch.arange(x.shape[1], device=x.device) < widths[:, None], x, 0.0)
+        norms = torch.linalg.vector_norm(counted, dim=-1).clamp_min(_SMALLEST_NORM)
+        return x / torch.where(normalize != 0, norms, 1.0)[:, None]
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

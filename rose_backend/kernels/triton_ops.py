@@ -130,3 +130,18 @@ class TritonOps:
     ) -> torch.Tensor:
         """See `Ops`."""
         return ragged.pool(hidden, cu_seqlens, normalize, mode)
+
+    def pool_modes(
+        self,
+        hidden: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        num_sequences: int,
+        modes: tuple[PoolingMode, ...],
+        pool_from: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.pool_modes(hidden, cu_seqlens, num_sequences, modes, pool_from)
+
+    def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.scale(x, normalize)

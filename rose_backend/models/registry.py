@@ -40,6 +40,11 @@ _MODELS: dict[str, Callable[[ModelSource], RaggedModel]] = {
 _LEAVES_FLOAT16 = frozenset({"bidirectional_pplx_qwen3", "gemma3_text"})  # activations beyond 65,504 become NaN
 
 
+def served_types() -> tuple[str, ...]:
+    """Every `model_type` there is a class for."""
+    return tuple(sorted(_MODELS))
+
+
 def load_model(
     folder: Path, device: torch.device, dtype: torch.dtype, *, allow_unsafe_dtype: bool = False
 ) -> RaggedModel:

@@ -13,11 +13,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from rose_backend.buckets import Bucket
-from rose_backend.config import EngineConfig, GraphConfig, HeadConfig, PoolingMode
-from rose_backend.core import Float32Array, Int32Array, Request
+from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode
+from rose_backend.core import Field, Float32Array, Int32Array, Request
 from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
 from rose_backend.lazy_tensor import LazyTensor
@@ -26,6 +27,7 @@ from rose_backend.startup import CUDA_SIZES
 
 _LENGTHS = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 500, 512]
 _VOCAB = 1000
+_WEIGHTS = "model.safetensors"
 
 
 def _qwen3(folder: Path, *, causal: bool) -> Path:
@@ -122,6 +124,62 @@ def test_other_dtypes(tmp_path: Path, dtype: str) -> None:
     cosines = (_embed(engine, sequences) * _oracle(folder, Qwen3Model, sequences, PoolingMode.MEAN)).sum(1)
     engine.close()
     assert cosines.min() >= (1 - 1e-6 if dtype == "float32" else 0.9999)
+
+
+def _dense(folder: Path, before: int, after: int, activation: Activation) -> tuple[DenseConfig, torch.nn.Linear]:
+    torch.manual_seed(after)
+    linear = torch.nn.Linear(before, after)
+    folder.mkdir()
+    save_file({f"linear.{name}": values.detach() for name, values in linear.named_parameters()}, folder / _WEIGHTS)
+    return DenseConfig(folder, before, after, activation=activation), linear.cuda()
+
+
+@pytest.mark.parametrize("skips", [True, False], ids=["without prompts", "all tokens"])
+def test_projections_of_several_poolings(tmp_path: Path, skips: bool) -> None:
+    """Requests of all kinds in one batch: prompts of other lengths, other dimensions, scaled or not."""
+    folder = _bert(tmp_path)
+    first, wide = _dense(tmp_path / "2_Dense", 3 * 256, 512, Activation.TANH)
+    second, narrow = _dense(tmp_path / "3_Dense", 512, 64, Activation.IDENTITY)
+    also = (PoolingMode.MAX, PoolingMode.WEIGHTED_MEAN)
+    head = HeadConfig(PoolingMode.MEAN, also=also, include_prompt=not skips, dense=(first, second))
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, head=head, dtype="float32"))
+    sequences = _sequences(_LENGTHS)
+    skipped = [min(index, len(ids) - 1) if skips else 0 for index, ids in enumerate(sequences)]
+    dims = [(0, 16, 32)[index % 3] for index in range(len(sequences))]
+    scaled = [index % 4 != 1 for index in range(len(sequences))]
+
+    def embed() -> Float32Array:
+        queue = deque(
+            Request(
+                ids,
+                np.array([len(ids)], np.int32),
+                lambda _: None,
+                normalize,
+                dims=wanted,
+                fields={Field.POOL_FROM: np.array([skip], np.int32)} if skip else {},
+            )
+            for ids, normalize, wanted, skip in zip(sequences, scaled, dims, skipped, strict=True)
+        )
+        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        assert batch is not None
+        rows = np.empty((len(sequences), engine.dim), np.float32)
+        rows[batch.order] = engine.step(batch).numpy()
+        return rows
+
+    eager, _, replayed = embed(), embed(), embed()
+    engine.close()
+    assert np.array_equal(eager, replayed)
+    model = BertModel.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    for ids, skip, wanted, normalize, row in zip(sequences, skipped, dims, scaled, replayed, strict=True):
+        with torch.inference_mode():
+            hidden = model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0]
+            weights = torch.arange(skip + 1.0, len(hidden) + 1, device="cuda")[:, None]
+            kept = hidden[skip:]
+            pooled = torch.cat([kept.mean(0), kept.max(0).values, (kept * weights).sum(0) / weights.sum()])
+            expected = narrow(torch.tanh(wide(pooled)))[: wanted or None]
+            if normalize:
+                expected = torch.nn.functional.normalize(expected, dim=0)
+        assert np.abs(row[: wanted or None] - expected.cpu().numpy()).max() <= 1e-4
 
 
 def test_capture_replay_and_eviction(tmp_path: Path) -> None:

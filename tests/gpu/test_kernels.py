@@ -151,7 +151,7 @@ def test_bert_steps(fused: TritonOps, width: int, dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", PoolingMode)
+@pytest.mark.parametrize("mode", [PoolingMode.MEAN, PoolingMode.CLS, PoolingMode.LAST])
 def test_pooling_ignores_padding(fused: TritonOps, mode: PoolingMode) -> None:
     hidden = _drawn(640, 384, dtype=torch.bfloat16)
     hidden[600:] = float("nan")  # padding
@@ -160,6 +160,27 @@ def test_pooling_ignores_padding(fused: TritonOps, mode: PoolingMode) -> None:
     actual = fused.pool(hidden, offsets, flags, mode)
     expected = TorchOps().pool(hidden[:600].float(), offsets[:5], flags, mode)
     assert (actual - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("width", [384, 1000])
+@pytest.mark.parametrize("skips", [True, False], ids=["without prompts", "all tokens"])
+@pytest.mark.parametrize("modes", [*((mode,) for mode in PoolingMode), tuple(PoolingMode)], ids=str)
+def test_pooling_in_several_ways(fused: TritonOps, modes: tuple[PoolingMode, ...], skips: bool, width: int) -> None:
+    hidden = _drawn(640, width, dtype=torch.bfloat16)
+    hidden[600:] = float("nan")  # padding
+    offsets = torch.tensor([0, 1, 130, 131, 600, 640, 640], dtype=torch.int32, device=_DEVICE)
+    pool_from = torch.tensor([1, 100, 0, 200], dtype=torch.int32, device=_DEVICE) if skips else None
+    actual = fused.pool_modes(hidden, offsets, 4, modes, pool_from)
+    expected = TorchOps().pool_modes(hidden[:600].float(), offsets[:5], 4, modes, pool_from)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max().clamp_min(1.0)
+
+
+@pytest.mark.parametrize("width", [384, 1000, 6 * 1024])
+def test_scaling(fused: TritonOps, width: int) -> None:
+    x = _drawn(5, width, dtype=torch.float32)
+    wanted = torch.tensor([0, 1, -64, -1, -width], dtype=torch.int32, device=_DEVICE)
+    expected = TorchOps().scale(x.clone(), wanted)
+    assert (fused.scale(x, wanted) - expected).abs().max() <= 1e-5
 
 
 def test_positions_stay_inside_the_table(fused: TritonOps) -> None:

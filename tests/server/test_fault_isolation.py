@@ -75,6 +75,6 @@ def test_parameters_that_are_not_utf8(raw_http: RawHttp, raw_grpc: RawGrpc, orac
 @pytest.mark.parametrize("rows", [(-1, -1), (0, 0), (1, 0), (-3, -1), (2**31 - 1, 2**31 - 1)])
 def test_rows_that_mean_nothing_get_an_answer(raw_grpc: RawGrpc, oracle: Oracle, rows: tuple[int, int]) -> None:
     """`-1 x -1` multiplies to one sequence: taken at its word, nobody would ever answer."""
-    message = raw_grpc.refusal([int_tensor("WORK", [*rows, -1, 3, *TEA_IDS])], "rose")
+    message = raw_grpc.refusal([int_tensor("WORK", [*rows, -1, 0, 3, *TEA_IDS])], "rose")
     assert f"WORK says {rows[0]} x {rows[1]}" in message
     assert_close(raw_grpc.infer([_TEA])["EMBEDDING"][0, 0], oracle.vector("tea"))

@@ -37,7 +37,7 @@ def test_a_known_load(grpc_client: grpcclient.InferenceServerClient, counters: C
 
 def test_refusals_are_counted_by_reason(raw_grpc: RawGrpc, counters: Counters) -> None:
     refused = counters.read("rose_refused_requests_total", reason="INVALID_ARG")
-    for work in ([1, 2, -1, 5], [1, 1, -1, 1, 30522]):  # values missing; an id outside the vocabulary
+    for work in ([1, 2, -1, 0, 5], [1, 1, -1, 0, 1, 30522]):  # values missing; an id outside the vocabulary
         raw_grpc.refusal([int_tensor("WORK", work)], "rose")
     assert counters.read("rose_refused_requests_total", reason="INVALID_ARG") == refused + 2
 

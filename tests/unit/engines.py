@@ -54,7 +54,16 @@ def embed(engine: RoseEngine, ids: list[list[int]], *, normalize: bool = False) 
 
 def pooled(hidden: torch.Tensor, pooling: PoolingMode) -> torch.Tensor:
     """One sequence's `[tokens, hidden]`, as the names of the modes say."""
-    rows = {PoolingMode.MEAN: hidden.mean(0), PoolingMode.CLS: hidden[0], PoolingMode.LAST: hidden[-1]}
+    count = len(hidden)
+    weights = torch.arange(1.0, count + 1)[:, None]
+    rows = {
+        PoolingMode.CLS: hidden[0],
+        PoolingMode.MAX: hidden.max(0).values,
+        PoolingMode.MEAN: hidden.mean(0),
+        PoolingMode.MEAN_SQRT: hidden.sum(0) / count**0.5,
+        PoolingMode.WEIGHTED_MEAN: (hidden * weights).sum(0) / weights.sum(),
+        PoolingMode.LAST: hidden[-1],
+    }
     return rows[pooling]
 
 

@@ -223,7 +223,10 @@ def test_counted_positions(lengths: tuple[int, ...], limit: int, pad: int) -> No
         assert actual.tolist() == expected
 
 
-@pytest.mark.parametrize("mode", list(PoolingMode))
+LONE_MODES = (PoolingMode.MEAN, PoolingMode.CLS, PoolingMode.LAST)
+
+
+@pytest.mark.parametrize("mode", LONE_MODES)
 @pytest.mark.parametrize("lengths", [(1,), (1, 5, 130, 2)])
 @pytest.mark.parametrize("width", [33, 100])
 def test_pool(lengths: tuple[int, ...], mode: PoolingMode, width: int) -> None:
@@ -237,7 +240,7 @@ def test_pool(lengths: tuple[int, ...], mode: PoolingMode, width: int) -> None:
     assert_close(ragged.pool(hidden, offsets(lengths), normalize, mode), torch.stack(rows))
 
 
-@pytest.mark.parametrize("mode", list(PoolingMode))
+@pytest.mark.parametrize("mode", LONE_MODES)
 def test_pool_of_a_padded_batch(mode: PoolingMode) -> None:
     """Two sequences, one of padding, one row unused: as `InputStaging` lays them out for four rows."""
     hidden = rand(16, 24)
@@ -246,6 +249,72 @@ def test_pool_of_a_padded_batch(mode: PoolingMode) -> None:
     out = ragged.pool(hidden, cu_seqlens, normalize, mode)
     assert torch.isfinite(out).all()
     assert_close(out[:2], TORCH.pool(hidden, cu_seqlens[:3], normalize[:2], mode))
+
+
+MANY_MODES = [(mode,) for mode in PoolingMode] + [tuple(PoolingMode), tuple(PoolingMode)[::-1]]
+
+
+def pooled(hidden: torch.Tensor, mode: PoolingMode, skipped: int) -> torch.Tensor:
+    """One sequence's `[tokens, width]`, by the definitions."""
+    kept = hidden[skipped:]
+    if mode is PoolingMode.CLS:
+        return hidden[skipped if len(kept) else 0]
+    if len(kept) == 0:
+        return torch.zeros(hidden.shape[1])
+    weights = torch.arange(skipped + 1.0, len(hidden) + 1)[:, None]
+    return {
+        PoolingMode.MAX: kept.max(0).values,
+        PoolingMode.MEAN: kept.mean(0),
+        PoolingMode.MEAN_SQRT: kept.sum(0) / len(kept) ** 0.5,
+        PoolingMode.WEIGHTED_MEAN: (kept * weights).sum(0) / weights.sum(),
+        PoolingMode.LAST: kept[-1],
+    }[mode]
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["all tokens", "without prompts"])
+@pytest.mark.parametrize("modes", MANY_MODES, ids=lambda modes: "+".join(mode.value for mode in modes))
+@pytest.mark.parametrize("width", [33, 64])
+def test_pool_modes(width: int, modes: tuple[PoolingMode, ...], skips: bool) -> None:
+    """The last sequence is nothing but prompt, and the one before has one token beside it."""
+    lengths, skipped = (1, 5, 130, 257, 3, 2), [0, 2, 0, 129, 2, 2] if skips else [0] * 6
+    hidden = rand(sum(lengths), width) - 3  # so that a zero where nothing is would be the largest
+    rows = [
+        torch.cat([pooled(part, mode, skip) for mode in modes])
+        for part, skip in zip(hidden.split(list(lengths)), skipped, strict=True)
+    ]
+    pool_from = torch.tensor(skipped, dtype=torch.int32) if skips else None
+    for ops in (ragged, TORCH):
+        assert_close(ops.pool_modes(hidden, offsets(lengths), len(lengths), modes, pool_from), torch.stack(rows))
+
+
+@pytest.mark.parametrize("modes", MANY_MODES[-2:], ids=["in order", "backwards"])
+def test_pool_modes_of_a_padded_batch(modes: tuple[PoolingMode, ...]) -> None:
+    hidden = rand(16, 24)
+    hidden[7:] = 0.0  # padding
+    cu_seqlens = torch.tensor([0, 3, 7, 16, 16, 16], dtype=torch.int32)
+    pool_from = torch.tensor([2, 0, 0, 0], dtype=torch.int32)
+    out = ragged.pool_modes(hidden, cu_seqlens, 4, modes, pool_from)
+    assert torch.isfinite(out).all()
+    assert_close(out[:2], TORCH.pool_modes(hidden[:7], cu_seqlens[:3], 2, modes, pool_from[:2]))
+
+
+def test_pool_modes_rounds_in_float32() -> None:
+    """In float16, 2048 + 1 is 2048."""
+    hidden = torch.tensor([[2048.0]] + [[1.0]] * 255).half()
+    out = ragged.pool_modes(hidden, offsets((256,)), 1, (PoolingMode.MEAN, PoolingMode.MEAN_SQRT), None)
+    assert out.tolist() == [[2303 / 256, 2303 / 16]]
+
+
+@pytest.mark.parametrize("width", [33, 64])
+def test_scale(width: int) -> None:
+    x, wanted = rand(6, width), [0, 1, -1, -7, -width, 1]
+    x[5] = 0.0
+    rows = []
+    for row, how in zip(x, wanted, strict=True):
+        counted = row if how == 1 else row[: -how or None]
+        rows.append(row / counted.norm().clamp_min(1e-12) if how else row)
+    for ops in (ragged, TORCH):
+        assert_close(ops.scale(x.clone(), torch.tensor(wanted, dtype=torch.int32)), torch.stack(rows))
 
 
 def test_pool_of_zeros_is_zero() -> None:

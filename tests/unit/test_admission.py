@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rose_backend.admission import Limits
-from rose_backend.core import Request
+from rose_backend.core import Field, Request
 from rose_backend.errors import InvalidArgumentError, Status
 from tests.unit.builders import Answers, request_of
 
@@ -45,3 +45,22 @@ def test_lengths_whose_sum_overflows_int32_are_refused() -> None:
     most = 2**31 - 1
     with pytest.raises(InvalidArgumentError, match=f"adds up to {3 * most}"):
         Limits(100, most).check(request([1], [most, most, most]))
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "named"),
+    [
+        ((), 0, "POOL_FROM is not used"),
+        ((Field.POOL_FROM,), -1, "POOL_FROM holds -1: it lies between 0 and 4"),
+        ((Field.POOL_FROM,), 5, "POOL_FROM holds 5"),
+        ((Field.POOL_FROM,), 2**31 - 1, "POOL_FROM holds 2147483647"),
+    ],
+)
+def test_fields_are_checked(known: tuple[Field, ...], value: int, named: str) -> None:
+    carrying = request_of([[1, 2], [3]])
+    carrying.fields = {Field.POOL_FROM: np.array([0, value], np.int32)}
+    with pytest.raises(InvalidArgumentError, match=named):
+        Limits(100, 4, known).check(carrying)
+    if known:
+        carrying.fields = {Field.POOL_FROM: np.array([0, 4], np.int32)}
+        Limits(100, 4, known).check(carrying)

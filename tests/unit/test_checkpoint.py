@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rose_backend.config import HeadConfig, PoolingMode
+from rose_backend.config import Activation, DenseConfig, HeadConfig, PoolingMode
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint import read_checkpoint
 
@@ -19,7 +19,7 @@ NEW = {
     "Normalize": "sentence_transformers.sentence_transformer.modules.normalize.Normalize",
     "Dense": "sentence_transformers.base.modules.dense.Dense",
 }
-CONFIG = {"model_type": "bert", "vocab_size": 30, "max_position_embeddings": 512}
+CONFIG = {"model_type": "bert", "vocab_size": 30, "hidden_size": 8, "max_position_embeddings": 512}
 
 
 class Folder:
@@ -42,9 +42,13 @@ class Folder:
         ]
         self.write("modules.json", entries)
 
-    def pooling(self, values: Any) -> None:
-        self.modules("Transformer", "Pooling")
+    def pooling(self, values: Any, *others: str) -> None:
+        self.modules("Transformer", "Pooling", *others)
         self.write("1_Pooling/config.json", values)
+
+    def dense(self, **values: Any) -> None:
+        self.pooling({"pooling_mode": "mean"}, "Dense")
+        self.write("2_Dense/config.json", {"in_features": 8, "out_features": 4, **values})
 
     def refusal(self) -> str:
         with pytest.raises(CheckpointError) as refusal:
@@ -81,7 +85,7 @@ def test_without_a_normalize_module_nothing_is_normalized(folder: Folder) -> Non
 
 
 @pytest.mark.parametrize("old", [True, False])
-@pytest.mark.parametrize("kind", ["Dense", "LSTM", "WordWeights"])
+@pytest.mark.parametrize("kind", ["CNN", "LSTM", "WordWeights", "LayerNorm", "Router", "FlexibleQuantizer"])
 def test_unknown_modules_are_refused_by_name(folder: Folder, kind: str, old: bool) -> None:
     folder.modules("Transformer", "Pooling", kind, old=old)
     folder.write("1_Pooling/config.json", {"pooling_mode": "mean"})
@@ -95,6 +99,10 @@ def test_unknown_modules_are_refused_by_name(folder: Folder, kind: str, old: boo
         ("Transformer", "Normalize", "Pooling"),
         ("Pooling",),
         ("Transformer", "Pooling", "Pooling"),
+        ("Transformer", "Pooling", "Normalize", "Normalize"),
+        ("Transformer", "Pooling", "Normalize", "Dense"),
+        ("Transformer", "Dense", "Pooling"),
+        ("Transformer",),
     ],
 )
 def test_modules_in_another_order_are_refused(folder: Folder, kinds: tuple[str, ...]) -> None:
@@ -102,10 +110,28 @@ def test_modules_in_another_order_are_refused(folder: Folder, kinds: tuple[str, 
     assert "modules.json" in folder.refusal()
 
 
-def test_a_transformer_in_its_own_folder_is_refused(folder: Folder) -> None:
-    folder.write("0_Transformer/config.json", CONFIG)
-    folder.write("modules.json", [{"idx": 0, "name": "0", "path": "0_Transformer", "type": OLD + "Transformer"}])
-    assert "0_Transformer" in folder.refusal()
+def test_a_transformer_in_its_own_folder(folder: Folder) -> None:
+    (folder.path / "config.json").unlink()
+    folder.write("0_Transformer/config.json", {**CONFIG, "vocab_size": 31})
+    folder.write("0_Transformer/sentence_bert_config.json", {"max_seq_length": 77})
+    folder.write("1_Pooling/config.json", {"pooling_mode_cls_token": True})
+    kinds = ("Transformer", "Pooling")
+    entries = [{"path": f"{index}_{kind}", "type": OLD + kind} for index, kind in enumerate(kinds)]
+    folder.write("modules.json", entries)
+    checkpoint = read_checkpoint(folder.path)
+    assert checkpoint.folder == folder.path / "0_Transformer"
+    assert (checkpoint.vocab_size, checkpoint.max_length, checkpoint.head.pooling) == (31, 77, PoolingMode.CLS)
+
+
+@pytest.mark.parametrize("path", ["/etc", "../other", "1_Pooling/../.."])
+def test_modules_outside_the_folder_are_refused(folder: Folder, path: str) -> None:
+    folder.write("modules.json", [{"path": "", "type": OLD + "Transformer"}, {"path": path, "type": OLD + "Pooling"}])
+    assert "outside" in folder.refusal()
+
+
+def test_arguments_of_modules_are_refused(folder: Folder) -> None:
+    folder.write("modules.json", [{"path": "", "type": OLD + "Transformer", "kwargs": ["task"]}])
+    assert "['task']" in folder.refusal()
 
 
 @pytest.mark.parametrize(
@@ -121,23 +147,70 @@ def test_a_transformer_in_its_own_folder_is_refused(folder: Folder) -> None:
         ({"pooling_mode": "lasttoken"}, PoolingMode.LAST),
         ({"pooling_mode": ["lasttoken"]}, PoolingMode.LAST),
         ({"pooling_mode": "cls", "pooling_mode_mean_tokens": True}, PoolingMode.CLS),  # the new key wins
+        ({"pooling_mode_max_tokens": True}, PoolingMode.MAX),
+        ({"pooling_mode_mean_sqrt_len_tokens": True}, PoolingMode.MEAN_SQRT),
+        ({"pooling_mode_weightedmean_tokens": True}, PoolingMode.WEIGHTED_MEAN),
+        ({"pooling_mode": "weightedmean"}, PoolingMode.WEIGHTED_MEAN),
     ],
 )
 def test_pooling(folder: Folder, values: dict[str, Any], mode: PoolingMode) -> None:
     folder.pooling(values)
-    assert read_checkpoint(folder.path).head.pooling is mode
+    assert read_checkpoint(folder.path).head == HeadConfig(mode, normalize=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "modes"),
+    [
+        (
+            {  # old flags, whatever their order in the file
+                "pooling_mode_lasttoken": True,
+                "pooling_mode_mean_tokens": True,
+                "pooling_mode_cls_token": True,
+            },
+            (PoolingMode.CLS, PoolingMode.MEAN, PoolingMode.LAST),
+        ),
+        ({"pooling_mode": ["mean", "cls"]}, (PoolingMode.MEAN, PoolingMode.CLS)),
+        ({"pooling_mode": ["weightedmean", "max"]}, (PoolingMode.WEIGHTED_MEAN, PoolingMode.MAX)),
+    ],
+)
+def test_several_ways_of_pooling(folder: Folder, values: dict[str, Any], modes: tuple[PoolingMode, ...]) -> None:
+    folder.pooling(values)
+    checkpoint = read_checkpoint(folder.path)
+    assert checkpoint.head.modes == modes
+    assert checkpoint.matryoshka.dim == 8 * len(modes)
+
+
+@pytest.mark.parametrize(("values", "expected"), [({}, True), ({"include_prompt": False}, False)])
+def test_include_prompt(folder: Folder, values: dict[str, Any], expected: bool) -> None:
+    folder.pooling({"pooling_mode": "mean", **values})
+    assert read_checkpoint(folder.path).head.include_prompt is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"architectures": ["Qwen3ForCausalLM"]}, PoolingMode.LAST),
+        ({"architectures": ["Qwen3ForCausalLM"], "is_causal": False}, PoolingMode.MEAN),
+        ({"architectures": ["Qwen3Model"]}, PoolingMode.MEAN),
+        ({"architectures": None}, PoolingMode.MEAN),
+    ],
+)
+def test_pooling_without_modules(folder: Folder, config: dict[str, Any], pooling: PoolingMode) -> None:
+    folder.write("config.json", {**CONFIG, **config})
+    assert read_checkpoint(folder.path).head == HeadConfig(pooling, normalize=False)
 
 
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"pooling_mode_max_tokens": True}, "max"),
-        ({"pooling_mode_mean_sqrt_len_tokens": True}, "mean_sqrt_len_tokens"),
-        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "['cls', 'mean']"),
-        ({"pooling_mode": ["mean", "cls"]}, "['mean', 'cls']"),
-        ({"pooling_mode": "max"}, "max"),
-        ({"pooling_mode": "mean", "include_prompt": False}, "include_prompt"),
+        ({"pooling_mode": "splade"}, "splade"),
+        ({"pooling_mode": ["mean", "first"]}, "['mean', 'first']"),
+        ({"pooling_mode": ["mean", "mean"]}, "twice"),
+        ({"pooling_mode": []}, "[]"),
+        ({"pooling_mode": None}, "None"),
+        ({"pooling_mode": "mean", "include_prompt": "no"}, "include_prompt"),
+        ({"pooling_mode_cls_token": 1}, "pooling_mode_cls_token"),
+        ({"pooling_mode": "mean", "pooling_layer": 3}, "pooling_layer"),
     ],
 )
 def test_pooling_that_is_not_served_is_refused_by_name(folder: Folder, values: dict[str, Any], named: str) -> None:
@@ -145,6 +218,157 @@ def test_pooling_that_is_not_served_is_refused_by_name(folder: Folder, values: d
     refusal = folder.refusal()
     assert named in refusal
     assert str(Path("1_Pooling/config.json")) in refusal
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {}),
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, {}),
+        ({"activation_function": "torch.nn.Tanh"}, {}),
+        ({"activation_function": "torch.nn.modules.linear.Identity"}, {"activation": Activation.IDENTITY}),
+        ({"activation_function": "torch.nn.modules.activation.GELU"}, {"activation": Activation.GELU}),
+        ({"activation_function": "torch.nn.modules.activation.ReLU"}, {"activation": Activation.RELU}),
+        ({"activation_function": "torch.nn.modules.activation.SiLU"}, {"activation": Activation.SILU}),
+        ({"activation_function": "torch.nn.modules.activation.Sigmoid"}, {"activation": Activation.SIGMOID}),
+        ({"bias": False, "use_residual": True}, {"bias": False, "residual": True}),
+        ({"module_input_name": "sentence_embedding", "module_output_name": None}, {}),
+    ],
+)
+def test_dense(folder: Folder, values: dict[str, Any], expected: dict[str, Any]) -> None:
+    folder.dense(**values)
+    checkpoint = read_checkpoint(folder.path)
+    assert checkpoint.head.dense == (DenseConfig(folder.path / "2_Dense", 8, 4, **expected),)
+    assert checkpoint.matryoshka.dim == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "Softmax"),
+        ({"activation_function": "os.system"}, "os.system"),
+        ({"activation_function": "torch.nn.modules.activation.Identity"}, "Identity"),
+        ({"activation_function": None}, "None"),
+        ({"activation_function": ["torch.nn.Tanh"]}, "activation_function"),
+        ({"in_features": None}, "in_features"),
+        ({"out_features": 0}, "out_features"),
+        ({"bias": 1}, "bias"),
+        ({"use_residual": "yes"}, "use_residual"),
+        ({"module_input_name": "token_embeddings"}, "token_embeddings"),
+        ({"module_output_name": "other"}, "other"),
+        ({"norm": True}, "'norm'"),
+    ],
+)
+def test_dense_that_is_not_served_is_refused_by_name(folder: Folder, values: dict[str, Any], named: str) -> None:
+    folder.dense(**values)
+    refusal = folder.refusal()
+    assert named in refusal
+    assert str(Path("2_Dense/config.json")) in refusal
+
+
+@pytest.mark.parametrize("values", [{"module_input_name": "token_embeddings"}, {"p": 1}], ids=str)
+def test_normalize_that_is_not_served_is_refused_by_name(folder: Folder, values: dict[str, Any]) -> None:
+    folder.pooling({"pooling_mode": "mean"}, "Normalize")
+    assert read_checkpoint(folder.path).head.normalize  # its file may be missing
+    folder.write("2_Normalize/config.json", {"module_input_name": "sentence_embedding"})
+    assert read_checkpoint(folder.path).head.normalize
+    folder.write("2_Normalize/config.json", values)
+    assert str(Path("2_Normalize/config.json")) in folder.refusal()
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"transformer_task": "fill-mask"}, "fill-mask"),
+        ({"module_output_name": "scores"}, "scores"),
+        ({"modality_config": {"image": {"method": "forward"}}}, "image"),
+        ({"modality_config": {"text": {"method": "get_text_features"}}}, "get_text_features"),
+        ({"processing_kwargs": {"text": {"padding": "max_length"}}}, "padding"),
+        ({"query_expansion": {"length": 32}}, "query_expansion"),
+        ({"query_length": 32}, "query_length"),
+        ({"model_args": {"num_labels": 2}}, "num_labels"),
+        ({"tokenizer_args": {"truncation_side": "left"}}, "truncation_side"),
+        ({"config_kwargs": {"is_causal": False}}, "is_causal"),
+        ({"tokenizer_name_or_path": "other"}, "other"),
+        ({"model_kwargs": ["attn_implementation"]}, "model_kwargs"),
+        ({"do_lower_case": "yes"}, "do_lower_case"),
+        ({"pooler": True}, "'pooler'"),
+    ],
+)
+def test_encoders_that_are_not_served_are_refused_by_name(folder: Folder, values: dict[str, Any], named: str) -> None:
+    folder.write("sentence_bert_config.json", values)
+    refusal = folder.refusal()
+    assert named in refusal
+    assert "sentence_bert_config.json" in refusal
+
+
+def test_what_todays_release_writes_is_served(folder: Folder) -> None:
+    folder.write(
+        "sentence_bert_config.json",
+        {
+            "max_seq_length": 100,
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+            "module_output_name": "token_embeddings",
+            "unpad_inputs": False,
+            "model_args": {"attn_implementation": "sdpa", "torch_dtype": "bfloat16"},
+        },
+    )
+    assert read_checkpoint(folder.path).max_length == 100
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"model_type": "SparseEncoder"}, "SparseEncoder"),
+        ({"similarity_fn_name": "maxsim"}, "maxsim"),
+        ({"prompts": ["query: "]}, "prompts"),
+        ({"prompts": {"query": 5}}, "prompts"),
+        ({"default_prompt_name": ["query"]}, "default_prompt_name"),
+        ({"query_prefix": "[Q] "}, "query_prefix"),
+        ({"truncate_dim": 9}, "truncate_dim"),
+        ({"truncate_dim": "4"}, "truncate_dim"),
+    ],
+)
+def test_library_settings_that_are_not_served_are_refused_by_name(
+    folder: Folder, values: dict[str, Any], named: str
+) -> None:
+    folder.write("config_sentence_transformers.json", values)
+    refusal = folder.refusal()
+    assert named in refusal
+    assert "config_sentence_transformers.json" in refusal
+
+
+@pytest.mark.parametrize(("name", "expected"), [(None, "cosine"), ("cosine", "cosine"), ("dot", "dot")])
+def test_similarity(folder: Folder, name: str | None, expected: str) -> None:
+    folder.write("config_sentence_transformers.json", {"similarity_fn_name": name, "prompts": {"query": None}})
+    checkpoint = read_checkpoint(folder.path)
+    assert (checkpoint.similarity, dict(checkpoint.prompts)) == (expected, {"query": ""})
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "expected"),
+    [
+        ({"model_type": "xlm-roberta", "pad_token_id": 1}, {}, 510),
+        ({"model_type": "roberta"}, {}, 510),
+        ({"model_type": "camembert", "pad_token_id": 0}, {}, 511),
+        ({"model_type": "xlm-roberta", "pad_token_id": 1}, {"max_seq_length": 512}, 510),
+        ({"model_type": "xlm-roberta", "pad_token_id": 1}, {"max_seq_length": 256}, 256),
+        ({"model_type": "bert", "pad_token_id": 1}, {}, 512),
+        ({"tokenizer_args": {}}, {"max_seq_length": 256, "tokenizer_args": {"model_max_length": 99}}, 99),
+    ],
+)
+def test_positions_that_start_late(
+    folder: Folder, config: dict[str, Any], files: dict[str, Any], expected: int
+) -> None:
+    folder.write("config.json", {**CONFIG, **config})
+    folder.write("sentence_bert_config.json", files)
+    assert read_checkpoint(folder.path).max_length == expected
+
+
+def test_a_padding_token_beyond_the_positions_is_refused(folder: Folder) -> None:
+    folder.write("config.json", {**CONFIG, "model_type": "roberta", "pad_token_id": 511})
+    assert "pad_token_id" in folder.refusal()
 
 
 @pytest.mark.parametrize(
@@ -237,7 +461,20 @@ def test_bad_modules_json_is_named(folder: Folder, text: str) -> None:
     assert "modules.json" in folder.refusal()
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings"])
+def test_files_that_were_read(folder: Folder) -> None:
+    folder.dense()
+    folder.write("config_sentence_transformers.json", {})
+    names = [str(path.relative_to(folder.path)) for path in read_checkpoint(folder.path).files]
+    assert names == [
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "config.json",
+        "config_sentence_transformers.json",
+    ]
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "max_position_embeddings"])
 @pytest.mark.parametrize("value", [None, 0, "many", -1])
 def test_sizes_that_are_no_sizes_are_named(folder: Folder, key: str, value: Any) -> None:
     folder.write("config.json", {**CONFIG, key: value})
@@ -267,7 +504,8 @@ def test_sizes_that_are_no_sizes_are_named(folder: Folder, key: str, value: Any)
 )
 def test_lengths_by_family(folder: Folder, config: dict[str, Any], length: int) -> None:
     """Without `max_seq_length`; with a larger one too."""
-    folder.write("config.json", {"vocab_size": 30, **config})
+    width = "n_embd" if "n_positions" in config else "hidden_size"
+    folder.write("config.json", {"vocab_size": 30, width: 32, **config})
     assert read_checkpoint(folder.path).max_length == length
     folder.write("sentence_bert_config.json", {"max_seq_length": 100_000})
     assert read_checkpoint(folder.path).max_length == length

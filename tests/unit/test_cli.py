@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rose_client.cli.main import app
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
 from rose_ensemble.server_process import Endpoints
+from tests.support.checkpoints import SHAPE, write_json, write_modules
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def _rose(*arguments: str) -> Result:
 def test_help_lists_the_commands() -> None:
     result = _rose("--help")
     assert result.exit_code == 0
-    for command in ("serve", "embed", "demo", "doctor", "repository"):
+    for command in ("serve", "embed", "demo", "inspect", "doctor", "repository"):
         assert command in result.stdout
 
 
@@ -51,6 +53,73 @@ def test_repository_in_a_folder_of_ones_own(tmp_path: Path, minilm: Path) -> Non
     assert Repository(folder).pipelines() == [Pipeline(minilm.name, str(minilm))]
 
 
+def _retrieval_checkpoint(folder: Path) -> Path:
+    write_json(folder / "config.json", {**SHAPE, "model_type": "bert", "dtype": "float32", "matryoshka_dims": [8]})
+    write_modules(folder, pooling={"pooling_mode": ["mean", "cls"], "include_prompt": False})
+    entries = json.loads((folder / "modules.json").read_text())
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    write_json(folder / "modules.json", [*entries[:2], dense, *entries[2:]])
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 64, "out_features": 16})
+    prompts = {"prompts": {"query": "q: ", "document": ""}, "default_prompt_name": "query", "similarity_fn_name": "dot"}
+    write_json(folder / "config_sentence_transformers.json", prompts)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": True})
+    return folder
+
+
+def test_inspect(tmp_path: Path) -> None:
+    result = _rose("inspect", str(_retrieval_checkpoint(tmp_path)))
+    assert result.exit_code == 0, result.stderr
+    assert [line.split(maxsplit=1) for line in result.stdout.splitlines()] == [
+        ["architecture", "bert"],
+        ["prompt", "query: 'q: ' (where a request names none)"],
+        ["prompt", "document: ''"],
+        ["texts", "lower-cased"],
+        ["max", "length    20 tokens, special tokens included"],
+        ["pooling", "mean + cls, without a prompt's tokens"],
+        ["projection", "64 -> 16, with bias, Tanh (2_Dense)"],
+        ["normalize", "to unit length"],
+        ["vector", "16 elements"],
+        ["dimensions", "8, 16 (config.json)"],
+        ["similarity", "dot"],
+        ["dtype", "float32 on the CPU, bfloat16 on a GPU; stored as float32"],
+        [
+            "read",
+            "from     modules.json, 1_Pooling/config.json, 2_Dense/config.json, config.json, "
+            "sentence_bert_config.json, config_sentence_transformers.json",
+        ],
+    ]
+
+
+def test_inspect_as_json(tmp_path: Path) -> None:
+    result = _rose("inspect", str(_retrieval_checkpoint(tmp_path)), "--json", "--matryoshka", "4,8")
+    assert result.exit_code == 0, result.stderr
+    values = json.loads(result.stdout)
+    assert values["checkpoint"] == str(tmp_path)
+    assert (values["architecture"], values["served"], values["max_length"]) == ("bert", True, 20)
+    assert (values["pooling"], values["include_prompt"], values["normalize"]) == (["mean", "cls"], False, True)
+    assert values["dense"] == [
+        {
+            "folder": "2_Dense",
+            "in_features": 64,
+            "out_features": 16,
+            "bias": True,
+            "activation": "Tanh",
+            "residual": False,
+        }
+    ]
+    assert values["dim"] == 16
+    assert values["dimensions"] == {"allowed": "4, 8, 16", "default": 16, "known_from": "matryoshka 4,8"}
+    assert values["prompts"] == {"query": "q: ", "document": ""}
+    assert "2_Dense/config.json" in values["files"]
+
+
+def test_inspect_an_architecture_that_is_not_served(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {**SHAPE, "model_type": "bloom"})
+    result = _rose("inspect", str(tmp_path))
+    assert result.exit_code == 1
+    assert "bloom: not served" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -59,6 +128,10 @@ def test_repository_in_a_folder_of_ones_own(tmp_path: Path, minilm: Path) -> Non
         (("serve", "--checkpoint", "/nothing/here"), "/nothing/here"),
         (("serve", "--device", "tpu"), "device 'tpu': expected auto, cpu or cuda:N"),
         (("serve", "--device", "cuda:0,"), "device ''"),
+        (("serve", "--matryoshka", "some"), "matryoshka 'some' is not auto, off, any"),
+        (("serve", "--matryoshka", "128,500"), "500 is not a number from 1 to 384"),
+        (("inspect", "/nothing/here"), "/nothing/here is not a folder"),
+        (("inspect", "/nothing/here", "--matryoshka", "some"), "matryoshka 'some'"),
         (("serve", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1"),
         (("serve", "--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         (("embed", "tea", "--url", "127.0.0.1:1", "--timeout", "5"), "UNAVAILABLE"),

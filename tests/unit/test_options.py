@@ -32,6 +32,8 @@ def test_no_parameters_are_the_defaults() -> None:
         ("truncate", "true", True),
         ("truncation_direction", "left", "left"),
         ("truncation_direction", "RIGHT", "right"),
+        ("dimensions", 256, 256),
+        ("dimensions", "64", 64),
     ],
 )
 def test_values(name: str, given: Any, parsed: Any) -> None:
@@ -47,6 +49,12 @@ def test_values(name: str, given: Any, parsed: Any) -> None:
         ("input_type", "passage"),
         ("input_type", ""),
         ("input_type", 0),
+        ("dimensions", 0),
+        ("dimensions", -1),
+        ("dimensions", 2.5),
+        ("dimensions", True),
+        ("dimensions", "many"),
+        ("dimensions", ""),
         ("normalize", 1),
         ("normalize", "yes"),
         ("truncate", 0),

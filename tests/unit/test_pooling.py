@@ -30,6 +30,38 @@ def test_only_the_wanted_rows_are_normalized() -> None:
     torch.testing.assert_close(pooled, torch.tensor([[1.0, 2.0], [5 / 13, 12 / 13], [0.6, 0.8]]))
 
 
+def test_only_the_wanted_columns_count() -> None:
+    pooled = TorchOps().pool(_HIDDEN, _CU_SEQLENS, torch.tensor([-1, -2, 0]), PoolingMode.LAST)
+    torch.testing.assert_close(pooled, torch.tensor([[1.0, 2.0], [5 / 13, 12 / 13], [3.0, 4.0]]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "whole", "late"),
+    [
+        (PoolingMode.CLS, [[1.0, 2.0], [3.0, 4.0], [6.0, 8.0]], [[1.0, 2.0], [5.0, 12.0], [3.0, 4.0]]),
+        (PoolingMode.MAX, [[1.0, 2.0], [5.0, 12.0], [6.0, 8.0]], [[0.0, 0.0], [5.0, 12.0], [3.0, 4.0]]),
+        (PoolingMode.MEAN, [[1.0, 2.0], [4.0, 8.0], [3.0, 4.0]], [[0.0, 0.0], [5.0, 12.0], [3.0, 4.0]]),
+        (
+            PoolingMode.WEIGHTED_MEAN,
+            [[1.0, 2.0], [13 / 3, 28 / 3], [2.5, 10 / 3]],
+            [[0.0, 0.0], [5.0, 12.0], [3.0, 4.0]],
+        ),
+        (PoolingMode.LAST, [[1.0, 2.0], [5.0, 12.0], [3.0, 4.0]], [[0.0, 0.0], [5.0, 12.0], [3.0, 4.0]]),
+    ],
+)
+def test_pool_modes(mode: PoolingMode, whole: list[list[float]], late: list[list[float]]) -> None:
+    pool_from = torch.tensor([1, 1, 2], dtype=torch.int32)
+    for skipped, expected in ((None, whole), (pool_from, late)):
+        rows = TorchOps().pool_modes(_HIDDEN, _CU_SEQLENS, 3, (mode,), skipped)
+        torch.testing.assert_close(rows, torch.tensor(expected))
+
+
+def test_vectors_of_several_modes_stand_one_after_another() -> None:
+    rows = TorchOps().pool_modes(_HIDDEN, _CU_SEQLENS, 3, (PoolingMode.MEAN_SQRT, PoolingMode.CLS), None)
+    root = 2**0.5
+    torch.testing.assert_close(rows[1], torch.tensor([8 / root, 16 / root, 3.0, 4.0]))
+
+
 def test_a_zero_vector_stays_zero() -> None:
     pooled = TorchOps().pool(torch.zeros(2, 3), torch.tensor([0, 2]), torch.tensor([1]), PoolingMode.MEAN)
     assert pooled.tolist() == [[0.0, 0.0, 0.0]]

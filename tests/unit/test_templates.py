@@ -9,12 +9,15 @@ import pytest
 from rose_backend.config import HeadConfig
 from rose_backend.errors import InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.matryoshka import Matryoshka
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.templates import prompt_for
 
 
 def checkpoint(default: str | None = None, **prompts: str) -> Checkpoint:
-    return Checkpoint(Path(), "bert", 100, HeadConfig(), 16, prompts=prompts, default_prompt_name=default)
+    return Checkpoint(
+        Path(), "bert", 100, HeadConfig(), 16, Matryoshka(8), prompts=prompts, default_prompt_name=default
+    )
 
 
 @pytest.mark.parametrize(
@@ -31,7 +34,8 @@ def checkpoint(default: str | None = None, **prompts: str) -> Checkpoint:
         ({"passage": "p: ", "corpus": "c: "}, None, {"input_type": "document"}, "p: "),
         ({"corpus": "c: "}, None, {"input_type": "document"}, "c: "),
         ({"query": "q: "}, None, {"input_type": "document"}, ""),
-        ({"sts": "s: "}, "sts", {"input_type": "query"}, "s: "),
+        ({"sts": "s: "}, "sts", {"input_type": "query"}, ""),
+        ({"sts": "s: "}, "sts", {"input_type": "document"}, ""),
         ({"query": ""}, None, {"input_type": "query"}, ""),
         ({"query": "", "sts": "s: "}, "sts", {"input_type": "query"}, ""),
     ],

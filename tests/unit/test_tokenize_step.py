@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rose_backend.config import HeadConfig
+from rose_backend.core import Field
 from rose_backend.errors import InvalidArgumentError
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
@@ -93,6 +95,41 @@ def test_a_prompt_is_plain_concatenation(step: TokenizeStep) -> None:
         run_one(step, texts("pot", prompt="tea")).work.input_ids.tolist()
         == run_one(step, texts("teapot")).work.input_ids.tolist()
     )
+
+
+@pytest.fixture(scope="module")
+def unpooled(step: TokenizeStep) -> TokenizeStep:
+    """A checkpoint that leaves prompts out of pooling, cut to 6 tokens; `tea ` is the query prompt."""
+    head = HeadConfig(include_prompt=False)
+    return TokenizeStep(replace(step.checkpoint, head=head, max_length=6), TextLimits())
+
+
+def skipped(step: TokenizeStep, request: TokenizeInput) -> dict[Field, list[int]]:
+    return {name: values.tolist() for name, values in run_one(step, request).work.fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"prompt": ""}, {}),
+        ({"input_type": "document"}, {}),  # an empty prompt
+        ({"input_type": "query"}, {Field.POOL_FROM: [2, 2]}),  # [CLS] tea
+        ({"prompt": "pot tea "}, {Field.POOL_FROM: [3, 3]}),
+        ({"prompt": "tea [SEP]"}, {Field.POOL_FROM: [3, 3]}),  # one special token at the end is not counted
+        ({"prompt": "tea pot " * 9}, {Field.POOL_FROM: [5, 5]}),  # as long as a text may be
+        ({"prompt": "tea ", "truncation_direction": "left"}, {Field.POOL_FROM: [2, 1]}),  # [CLS] pot, ...
+    ],
+)
+def test_prompts_that_are_not_pooled(
+    unpooled: TokenizeStep, options: dict[str, str], expected: dict[Field, list[int]]
+) -> None:
+    assert skipped(unpooled, texts("pot", "pot tea pot tea", **options)) == expected
+
+
+def test_prompts_that_are_pooled_are_not_counted(step: TokenizeStep, unpooled: TokenizeStep) -> None:
+    assert skipped(step, texts("pot", input_type="query")) == {}
+    assert skipped(unpooled, token_ids([7])) == {}
 
 
 def test_token_ids_get_no_special_tokens(step: TokenizeStep) -> None:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from sentence_transformers import SentenceTransformer
 
-from rose_backend.config import EngineConfig
-from rose_backend.engine import RoseEngine
-from rose_backend.packer import TokenPacker
-from rose_ensemble.checkpoint import Checkpoint, read_checkpoint
+from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
-from rose_ensemble.texts import TextLimits
-from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 from tests.support.cases import HARBOUR, VOCAB_SIZE
 from tests.support.checkpoints import copy_tokenizer, make_bert, write_json, write_modules
+from tests.support.library import library
 from tests.support.vectors import assert_close
-from tests.unit.builders import request_of
+from tests.unit.served import Served
 
 _TEXTS = [HARBOUR, "tea", "", "stone " * 60, "[CLS] tea [SEP] pot", "caf\u00e9 TEA", "tea"]
 _PROMPTS = {"query": "harbour wall: ", "document": "", "passage": "stone "}
@@ -59,47 +52,30 @@ def _make(
         write_json(folder / "config_sentence_transformers.json", prompts)
 
 
-def _serve(checkpoint: Checkpoint, texts: list[str], options: RequestOptions) -> npt.NDArray[np.float32]:
-    step = TokenizeStep(checkpoint, TextLimits())
-    [tokens] = step.run([TokenizeInput(texts, (1, len(texts)), options, 0)])
-    assert isinstance(tokens, TokenizeOutput)
-    sequences = np.split(tokens.work.input_ids, np.cumsum(tokens.work.lengths)[:-1])
-    request = request_of([ids.tolist() for ids in sequences], normalize=checkpoint.head.normalize)
-    batch = TokenPacker(1024, 64).take(deque([request]))
-    assert batch is not None
-    rows = RoseEngine(EngineConfig(checkpoint.folder, checkpoint.max_length, checkpoint.head)).step(batch).numpy()
-    unsorted = np.empty_like(rows)
-    unsorted[batch.order] = rows
-    return unsorted
-
-
-def _library(folder: Path) -> SentenceTransformer:
-    return SentenceTransformer(str(folder), device="cpu", local_files_only=True).float()
-
-
 @pytest.mark.parametrize("recipe", _RECIPES.values(), ids=_RECIPES.keys())
 def test_recipes(tmp_path: Path, minilm: Path, recipe: dict[str, Any]) -> None:
     _make(tmp_path, minilm, **recipe)
-    library, checkpoint = _library(tmp_path), read_checkpoint(tmp_path)
-    assert checkpoint.max_length == library.max_seq_length
-    expected = np.concatenate([library.encode([text]) for text in _TEXTS])
-    assert_close(_serve(checkpoint, _TEXTS, RequestOptions()), expected)
+    model, checkpoint = library(tmp_path), read_checkpoint(tmp_path)
+    assert checkpoint.max_length == model.max_seq_length
+    expected = np.concatenate([model.encode([text]) for text in _TEXTS])
+    assert_close(Served(checkpoint).embed(_TEXTS), expected)
 
 
 def test_prompts_by_name_and_type(tmp_path: Path, minilm: Path) -> None:
     _make(tmp_path, minilm, prompts={"prompts": _PROMPTS, "default_prompt_name": None})
-    library, checkpoint = _library(tmp_path), read_checkpoint(tmp_path)
+    model, checkpoint = library(tmp_path), read_checkpoint(tmp_path)
+    served = Served(checkpoint)
     for options, expected in (
-        (RequestOptions(prompt_name="query"), library.encode(_TEXTS, prompt_name="query", batch_size=1)),
-        (RequestOptions(prompt_name="passage"), library.encode(_TEXTS, prompt_name="passage", batch_size=1)),
-        (RequestOptions(prompt="tea "), library.encode(_TEXTS, prompt="tea ", batch_size=1)),
-        (RequestOptions(input_type="query"), library.encode_query(_TEXTS, batch_size=1)),
-        (RequestOptions(input_type="document"), library.encode_document(_TEXTS, batch_size=1)),
+        (RequestOptions(prompt_name="query"), model.encode(_TEXTS, prompt_name="query", batch_size=1)),
+        (RequestOptions(prompt_name="passage"), model.encode(_TEXTS, prompt_name="passage", batch_size=1)),
+        (RequestOptions(prompt="tea "), model.encode(_TEXTS, prompt="tea ", batch_size=1)),
+        (RequestOptions(input_type="query"), model.encode_query(_TEXTS, batch_size=1)),
+        (RequestOptions(input_type="document"), model.encode_document(_TEXTS, batch_size=1)),
     ):
-        assert_close(_serve(checkpoint, _TEXTS, options), expected)
+        assert_close(served.embed_together([(_TEXTS, options)])[0], expected)
 
 
 def test_real_weights(minilm: Path) -> None:
-    library, checkpoint = _library(minilm), read_checkpoint(minilm)
-    expected = np.concatenate([library.encode([text]) for text in _TEXTS])
-    assert_close(_serve(checkpoint, _TEXTS, RequestOptions()), expected)
+    model, checkpoint = library(minilm), read_checkpoint(minilm)
+    expected = np.concatenate([model.encode([text]) for text in _TEXTS])
+    assert_close(Served(checkpoint).embed(_TEXTS), expected)

@@ -21,9 +21,9 @@ def test_texts_travel_as_one_row(texts: list[str]) -> None:
 
 
 def test_options_travel_as_parameters() -> None:
-    options = EmbedOptions(normalize=False, prompt="query: ")
+    options = EmbedOptions(normalize=False, input_type="query", dimensions=256)
     arguments = infer_arguments("bge", [b"tea"], options, 2.5)
-    assert arguments["parameters"] == {"normalize": False, "prompt": "query: "}
+    assert arguments["parameters"] == {"normalize": False, "input_type": "query", "dimensions": 256}
     assert arguments["model_name"] == "bge"
 
 

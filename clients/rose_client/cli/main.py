@@ -1,10 +1,10 @@
-"""`rose`: serve checkpoints, embed texts, look after repositories, check a machine."""
+"""`rose`: serve checkpoints, embed texts, look after repositories, look into a checkpoint, check a machine."""
 
 from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, repository, serve, warm
+from rose_client.cli import build_kernels, demo, doctor, embed, inspect, repository, serve, warm
 
 app = typer.Typer(
     name="rose",
@@ -16,6 +16,7 @@ app.command("serve")(serve.serve)
 app.command("embed")(embed.embed)
 app.command("demo")(demo.demo)
 app.command("warm")(warm.warm)
+app.command("inspect")(inspect.inspect)
 app.command("doctor")(doctor.doctor)
 app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(repository.app, name="repository")

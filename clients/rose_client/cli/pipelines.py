@@ -41,6 +41,14 @@ LanesOption = Annotated[
     str | None,
     typer.Option("--lanes", help="auto: bulk requests queue apart; off: in order of arrival.", show_default="auto"),
 ]
+MatryoshkaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--matryoshka",
+        help="Lengths that requests may cut vectors to: auto (as the files say), off, any, or e.g. 128,256.",
+        show_default="auto",
+    ),
+]
 
 
 def default_tokenizers() -> int:

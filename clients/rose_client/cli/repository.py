@@ -15,6 +15,7 @@ from rose_client.cli.pipelines import (
     DeviceOption,
     DtypeOption,
     LanesOption,
+    MatryoshkaOption,
     QueuedRequestsOption,
     QueuedTokensOption,
     TokenizersOption,
@@ -49,6 +50,7 @@ def add(
     max_queued_tokens: QueuedTokensOption = None,
     max_queued_requests: QueuedRequestsOption = None,
     lanes: LanesOption = None,
+    matryoshka: MatryoshkaOption = None,
 ) -> None:
     """Write the three model folders of a checkpoint."""
     with errors_to_exit(RoseError):
@@ -63,6 +65,7 @@ def add(
             max_queued_tokens=max_queued_tokens,
             max_queued_requests=max_queued_requests,
             lanes=lanes,
+            matryoshka=matryoshka,
         )
         store = open_repository(repository)
         store.add(pipeline)

@@ -16,6 +16,7 @@ from rose_client.cli.pipelines import (
     DeviceOption,
     DtypeOption,
     LanesOption,
+    MatryoshkaOption,
     QueuedRequestsOption,
     QueuedTokensOption,
     TokenizersOption,
@@ -48,6 +49,7 @@ def serve(
     max_queued_tokens: QueuedTokensOption = None,
     max_queued_requests: QueuedRequestsOption = None,
     lanes: LanesOption = None,
+    matryoshka: MatryoshkaOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
@@ -82,6 +84,7 @@ def serve(
                 max_queued_tokens=max_queued_tokens,
                 max_queued_requests=max_queued_requests,
                 lanes=lanes,
+                matryoshka=matryoshka,
             )
             for pipeline in chosen(store, checkpoint or [], name or [])
         ]

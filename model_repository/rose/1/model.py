@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rose_backend.admission import Limits
@@ -47,7 +48,7 @@ class TritonPythonModel:
         self._service = RoseService(
             self._engine,
             TokenPacker(self._engine.token_budget, instance.config.max_sequences),
-            Limits(self._engine.vocab_size, instance.config.max_length),
+            Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields),
             self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
@@ -81,6 +82,7 @@ class TritonPythonModel:
 
     def _read(self, request: Any, sender: Any) -> Request:
         options = RequestOptions.read(request.parameters)
+        dims = self._instance.matryoshka.wanted(options.dimensions)
         work = Work.unpack(request.inputs()[0].as_numpy())
         b, n = work.shape
 
@@ -88,7 +90,8 @@ class TritonPythonModel:
             if isinstance(outcome, RoseError):
                 _send_error(sender, outcome)
                 return
-            tensor = pb_utils.Tensor("EMBEDDING", outcome.reshape(b, n, -1))
+            vectors = np.ascontiguousarray(outcome[:, :dims]) if dims else outcome
+            tensor = pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))
             sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
         queued = Request(
@@ -98,6 +101,8 @@ class TritonPythonModel:
             normalize=self._normalize if options.normalize is None else options.normalize,
             lane=None if options.lane is None else Lane(options.lane),
             is_cancelled=sender.is_cancelled,
+            dims=dims,
+            fields=work.fields,
         )
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)

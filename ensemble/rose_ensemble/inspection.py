@@ -1,0 +1,55 @@
+"""What serving a checkpoint would do, as plain values: for people and for JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rose_backend.config import DenseConfig
+from rose_ensemble.checkpoint import Checkpoint
+
+_DTYPE = "float32 on the CPU, bfloat16 on a GPU"
+
+
+def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ...]) -> dict[str, Any]:
+    """Everything the files decided, by name, in the order of a text's way.
+
+    Args:
+        folder: the checkpoint; files are named relative to it.
+        checkpoint: what was read there.
+        served_types: every `model_type` there is code for.
+    """
+    head, matryoshka = checkpoint.head, checkpoint.matryoshka
+    return {
+        "checkpoint": str(folder),
+        "architecture": checkpoint.model_type,
+        "served": checkpoint.model_type in served_types,
+        "prompts": dict(checkpoint.prompts),
+        "default_prompt_name": checkpoint.default_prompt_name,
+        "lower_case": checkpoint.lower_case,
+        "max_length": checkpoint.max_length,
+        "pooling": [mode.value for mode in head.modes],
+        "include_prompt": head.include_prompt,
+        "dense": [_dense(folder, dense) for dense in head.dense],
+        "normalize": head.normalize,
+        "dim": matryoshka.dim,
+        "dimensions": {
+            "allowed": str(matryoshka) if matryoshka.sizes else None,
+            "default": matryoshka.default or matryoshka.dim,
+            "known_from": matryoshka.origin or None,
+        },
+        "similarity": checkpoint.similarity,
+        "dtype": {"stored": checkpoint.stored_dtype, "computed": _DTYPE},
+        "files": [str(path.relative_to(folder)) for path in checkpoint.files],
+    }
+
+
+def _dense(folder: Path, dense: DenseConfig) -> dict[str, Any]:
+    return {
+        "folder": str(dense.folder.relative_to(folder)),
+        "in_features": dense.in_features,
+        "out_features": dense.out_features,
+        "bias": dense.bias,
+        "activation": dense.activation.value,
+        "residual": dense.residual,
+    }

@@ -1,0 +1,163 @@
+"""`modules.json` and what each module's own file asks for, by sentence-transformers' rules.
+
+Served: a Transformer, then Pooling, any number of Dense, and at the end Normalize or not. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rose_backend.config import Activation, DenseConfig, HeadConfig, PoolingMode
+from rose_backend.errors import CheckpointError
+from rose_ensemble.checkpoint_files import CheckpointFiles, flag, positive_number, refuse_others, refuse_unknown
+from rose_ensemble.matryoshka import DECLARING_KEYS
+
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)?")
+_OLD_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_POOLING_KEYS = {
+    *("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt"),
+    *_OLD_POOLING_FLAGS,
+    *DECLARING_KEYS,
+}
+_DENSE_KEYS = {
+    *("in_features", "out_features", "bias", "activation_function", "use_residual"),
+    *("module_input_name", "module_output_name"),
+    *DECLARING_KEYS,
+}
+_ACTIVATIONS = {
+    f"torch.nn.{package}{activation.value}": activation
+    for activation in Activation
+    for package in ("", "modules.linear." if activation is Activation.IDENTITY else "modules.activation.")
+}
+_VECTOR = ("sentence_embedding", None)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The modules of a checkpoint.
+
+    Attributes:
+        transformer: folder of the weights, `config.json` and tokenizer.
+        head: what follows the transformer; None where no file says: then the architecture decides.
+        declarations: what the modules' own files hold, with the file each is from.
+    """
+
+    transformer: Path
+    head: HeadConfig | None
+    declarations: tuple[tuple[Path, Mapping[str, Any]], ...] = ()
+
+
+def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
+    """Read `modules.json`, if there is one, and the modules' files.
+
+    Raises:
+        CheckpointError: a file is malformed, or a module or option is not served; names it.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return Modules(folder, None)
+    modules = [_module(path, entry) for entry in files.entries(path)]
+    kinds = [kind for kind, _ in modules]
+    unknown = [kind for kind in kinds if kind not in _KINDS]
+    if unknown:
+        raise CheckpointError(f"{path}: module type {unknown[0]!r} is not served; known: {list(_KINDS)}")
+    if not _ORDER.fullmatch(" ".join(kinds)):
+        raise CheckpointError(
+            f"{path}: modules {kinds} are not served; expected Transformer, Pooling, any number of Dense, "
+            "and at the end Normalize or nothing"
+        )
+    declarations = []
+    for kind, place in modules[1:]:
+        file = place / "config.json"
+        declarations.append((file, files.mapping(file, optional=kind == "Normalize")))
+    pooling, *dense = [item for item, kind in zip(declarations, kinds[1:], strict=True) if kind != "Normalize"]
+    if kinds[-1] == "Normalize":
+        _check_normalize(*declarations[-1])
+    modes, include_prompt = _pooling(*pooling)
+    head = HeadConfig(
+        pooling=modes[0],
+        normalize=kinds[-1] == "Normalize",
+        also=modes[1:],
+        include_prompt=include_prompt,
+        dense=tuple(_dense(*item) for item in dense),
+    )
+    return Modules(modules[0][1], head, tuple(declarations))
+
+
+def default_head(config: Mapping[str, Any]) -> HeadConfig:
+    """The head of a checkpoint without `modules.json`: the mean, or the last token of a causal language model."""
+    architectures = config.get("architectures") or [""]
+    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    return HeadConfig(PoolingMode.LAST if causal else PoolingMode.MEAN, normalize=False)
+
+
+def _module(path: Path, entry: Mapping[str, Any]) -> tuple[str, Path]:
+    """A module's kind and folder."""
+    kind = str(entry["type"]).rsplit(".", 1)[-1]  # old and new releases differ in the package only
+    place = PurePosixPath(str(entry.get("path", "")))
+    if place.is_absolute() or ".." in place.parts:
+        raise CheckpointError(f"{path}: path {str(place)!r} of module {kind!r} lies outside the folder")
+    if entry.get("kwargs"):
+        raise CheckpointError(f"{path}: kwargs {entry['kwargs']!r} of module {kind!r} are not served")
+    return kind, path.parent / place
+
+
+def _pooling(path: Path, config: Mapping[str, Any]) -> tuple[tuple[PoolingMode, ...], bool]:
+    """The ways of pooling, and whether the tokens of a prompt are pooled."""
+    refuse_unknown(path, config, _POOLING_KEYS)
+    wanted: Any
+    if "pooling_mode" in config:
+        wanted = config["pooling_mode"]
+        wanted = [wanted] if isinstance(wanted, str) else wanted
+    else:
+        flags = _OLD_POOLING_FLAGS.items()
+        wanted = [mode for key, mode in flags if flag(path, config, key, default=False)] or ["mean"]
+    served = [mode.value for mode in PoolingMode]
+    if not isinstance(wanted, list) or not wanted or not all(mode in served for mode in wanted):
+        raise CheckpointError(f"{path}: pooling {wanted!r} is not served; known: {served}")
+    if len(set(wanted)) < len(wanted):
+        raise CheckpointError(f"{path}: pooling {wanted!r} names a mode twice, which is not served")
+    return tuple(PoolingMode(mode) for mode in wanted), flag(path, config, "include_prompt", default=True)
+
+
+def _dense(path: Path, config: Mapping[str, Any]) -> DenseConfig:
+    refuse_unknown(path, config, _DENSE_KEYS)
+    _refuse_other_tensors(path, config)
+    # The library takes Tanh where the key is missing.
+    named = config.get("activation_function", "torch.nn.Tanh")
+    activation = _ACTIVATIONS.get(named) if isinstance(named, str) else None
+    if activation is None:
+        raise CheckpointError(
+            f"{path}: activation_function {named!r} is not served; known in torch.nn: {[a.value for a in Activation]}"
+        )
+    return DenseConfig(
+        folder=path.parent,
+        in_features=positive_number(path, config, "in_features"),
+        out_features=positive_number(path, config, "out_features"),
+        bias=flag(path, config, "bias", default=True),
+        activation=activation,
+        residual=flag(path, config, "use_residual", default=False),
+    )
+
+
+def _check_normalize(path: Path, config: Mapping[str, Any]) -> None:
+    refuse_unknown(path, config, ("module_input_name", "module_output_name"))
+    _refuse_other_tensors(path, config)
+
+
+def _refuse_other_tensors(path: Path, config: Mapping[str, Any]) -> None:
+    """A module may work on something else than the pooled vector; that is not served."""
+    refuse_others(path, config, "module_input_name", _VECTOR[:1])
+    refuse_others(path, config, "module_output_name", _VECTOR)

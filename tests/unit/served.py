@@ -1,0 +1,52 @@
+"""Texts through tokenizer and engine without a server."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rose_backend.config import EngineConfig
+from rose_backend.core import Request
+from rose_backend.engine import RoseEngine
+from rose_backend.packer import TokenPacker
+from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.options import RequestOptions
+from rose_ensemble.texts import TextLimits
+from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
+from tests.unit.builders import Answers
+
+
+class Served:
+    """A checkpoint's tokenizer and engine on the CPU."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._step = TokenizeStep(checkpoint, TextLimits())
+        self._engine = RoseEngine(EngineConfig(checkpoint.folder, checkpoint.max_length, checkpoint.head))
+
+    def embed(self, texts: Sequence[str], **options: Any) -> npt.NDArray[np.float32]:
+        """All texts in one batch, `[num_texts, dim]`."""
+        [vectors] = self.embed_together([(texts, RequestOptions(**options))])
+        return vectors
+
+    def embed_together(self, requests: Sequence[tuple[Sequence[str], RequestOptions]]) -> list[npt.NDArray[np.float32]]:
+        """Several requests in one batch; each one's `[num_texts, dim]`, cut to its dimensions."""
+        inputs = [TokenizeInput(list(texts), (1, len(texts)), options, 0) for texts, options in requests]
+        wanted = [self.checkpoint.matryoshka.wanted(options.dimensions) for _, options in requests]
+        queue: deque[Request] = deque()
+        for output, (_, options), dims in zip(self._step.run(inputs), requests, wanted, strict=True):
+            assert isinstance(output, TokenizeOutput), output
+            normalize = self.checkpoint.head.normalize if options.normalize is None else options.normalize
+            work = output.work
+            queue.append(Request(work.input_ids, work.lengths, Answers(), normalize, dims=dims, fields=work.fields))
+        batch = TokenPacker(10_000, 1_000).take(queue)
+        assert batch is not None
+        assert not queue
+        rows = np.empty((batch.num_sequences, self._engine.dim), np.float32)
+        rows[batch.order] = self._engine.step(batch).numpy()
+        parts = np.split(rows, np.cumsum([len(texts) for texts, _ in requests])[:-1])
+        return [part[:, : dims or None] for part, dims in zip(parts, wanted, strict=True)]
