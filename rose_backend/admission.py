@@ -50,7 +50,7 @@ class Limits:
                 f"LENGTHS adds up to {int(request.offsets[-1])}, but INPUT_IDS holds {request.num_tokens} ids"
             )
         # As unsigned numbers negative ids are the largest, so one pass finds either fault.
-        if int(request.input_ids.view(np.uint32).max()) >= self.vocab_size:
+        if np.maximum.reduce(request.input_ids.view(np.uint32)) >= self.vocab_size:
             lowest, highest = _extremes(request.input_ids)
             wrong = lowest if lowest < 0 else highest
             raise InvalidArgumentError(f"INPUT_IDS holds {wrong}: token ids lie between 0 and {self.vocab_size - 1}")

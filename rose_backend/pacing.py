@@ -6,8 +6,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-_LEAD_SECONDS = 1.5e-3  # packing, launching, and how late a thread may wake
-_LEAD_SHARE = 0.1
+_LEAD_SECONDS = 0.7e-3  # packing, launching, and how late a thread may wake
+_LEAD_SHARE = 0.05
 _MEMORY = 0.2  # weight of the newest rate in the moving average
 _FORGETTING = 0.05  # by how much a shortest time grows with every batch that did not reach it
 
