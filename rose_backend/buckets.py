@@ -8,6 +8,7 @@ _SMALLEST = 16
 _FINE_STEP, _COARSE_STEP = 64, 256
 _FINE_UP_TO = 1024  # below it 256 more tokens would be a sizeable share of the batch
 _SHORTEST = 32
+_PAGE = 512  # tokens
 
 
 @dataclass(frozen=True, order=True)
@@ -49,6 +50,20 @@ class Bucket:
             and self.num_sequences >= other.num_sequences
             and self.max_seqlen >= other.max_seqlen
         )
+
+
+def covering_buckets(largest: int, max_length: int) -> list[Bucket]:
+    """A few buckets that between them hold most batches: ever larger ones, of texts of a page at most.
+
+    Args:
+        largest: of their tokens.
+        max_length: longest sequence served, in tokens.
+    """
+    found, tokens = [], _SMALLEST * 4
+    while tokens <= largest:
+        found.append(Bucket.fitting(tokens, tokens // _SMALLEST, min(tokens, max_length, _PAGE)))
+        tokens *= 2
+    return found
 
 
 def _power_of_two(value: int) -> int:

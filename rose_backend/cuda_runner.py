@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
-from rose_backend.buckets import Bucket
+from rose_backend.buckets import Bucket, covering_buckets
 from rose_backend.config import EngineConfig
 from rose_backend.core import Batch
 from rose_backend.cuda_driver import CudaDriver
@@ -86,6 +87,8 @@ class CudaRunner:
         capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
         self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
+        self._largest, self._max_length = largest, config.max_length
+        self._covers: deque[Bucket] | None = None  # still to be recorded; made when first asked for
         self.hot = HotBuckets.of(config, torch.cuda.get_device_name(self._device), largest)
 
     def run(self, batch: Batch) -> LazyTensor:
@@ -126,13 +129,22 @@ class CudaRunner:
         torch.cuda.empty_cache()
 
     def idle(self) -> bool:
-        """See `Runner`: record one bucket, of those that were hot before the last restart or are hot now."""
-        bucket = self.hot.next_from_before() or self.graphs.wanted()
+        """See `Runner`: record a bucket that was hot before the last restart, covers many, or is hot now."""
+        bucket = self.hot.next_from_before() or self._next_cover() or self.graphs.wanted()
         if bucket is None:
             self.hot.save()
             return False
         self.warm([bucket])
         return True
+
+    def _next_cover(self) -> Bucket | None:
+        if self._covers is None:
+            self._covers = deque(covering_buckets(min(self.graphs.largest, self._largest.num_tokens), self._max_length))
+        while self._covers:
+            bucket = self._covers.popleft()
+            if self._largest.holds(bucket):
+                return bucket
+        return None
 
     def close(self) -> None:
         """See `Runner`."""

@@ -1,8 +1,8 @@
 """Lazy capture: a bucket runs eagerly once, is recorded on its second hit and replayed after.
 
 Recording takes as long as several eager steps, and whoever waits in the queue pays for it. So a bucket that fits into
-one that is recorded already is run as that one, with a little more padding, and recorded once nobody waits, or once
-its padding has cost as much as recording would.
+one that is recorded already is run as that one, with a little more padding, and recorded once nobody waits, once its
+padding has cost several times what recording does, or once it has been hit often.
 
 This file decides; how a bucket is run, recorded and replayed is the device's business (`cuda_runner.py`), so that
 the decisions are tested without one.
@@ -20,9 +20,11 @@ from rose_backend.buckets import Bucket
 
 logger = logging.getLogger(__name__)
 
-# A recording is two eager passes and the making of the graph; an eager pass takes as long as the device needs for the
-# largest bucket worth recording (that is how `largest` is measured).
-_RECORDING_COST = 4
+# A recording is two eager passes and the making of the graph, and an eager pass takes as long as the device needs for
+# the largest bucket worth recording (that is how `largest` is measured): four of those. Padding costs the device only,
+# while all that wait are held up by a recording, so that it must be worth several.
+_RECORDING_COST = 32
+_OFTEN = 256  # hits after which a bucket is recorded whatever its padding: a smaller graph has shorter launches as well
 
 
 class Recording(Protocol):
@@ -92,7 +94,7 @@ class GraphCache(Generic[R]):
         cover = min((other for other in self._recordings if other.holds(bucket)), default=None)
         if cover is not None:
             waiting.padding += cover.num_tokens - bucket.num_tokens
-            if waiting.padding < _RECORDING_COST * self.largest:
+            if waiting.padding < _RECORDING_COST * self.largest and waiting.hits < _OFTEN:
                 self.counters.covered += 1
                 return cover, self._replay(cover)
         elif waiting.hits < 2:

@@ -43,7 +43,7 @@ def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> int
     if config.token_budget is not None:
         return config.token_budget
     # Two rounds do: a step takes long enough to be timed well, and a start should not.
-    times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, rounds=2)
+    times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, rounds=2, load_seconds=0)
     return _chosen(times)
 
 
@@ -61,7 +61,7 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     budget = config.token_budget or _chosen(replayed)
     if config.graphs.largest_bucket is None:
         in_use = [size for size in replayed if size <= budget]
-        eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size)
+        eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, load_seconds=0)
         limit = inflection(replayed, eager)
         if limit < max(in_use, default=0):
             runner.graphs.largest = limit

@@ -59,11 +59,13 @@ def test_sliding_windows(name: str, causal: bool, window: tuple[int, int] | None
     _check(name, "long" if name != "triton_short" else "short", (16, 8, 128), causal, window=window, rotate=False)
 
 
-@pytest.mark.parametrize("window", [None, (256, 256)], ids=str)
+@pytest.mark.parametrize(
+    ("causal", "window"), [(False, None), (False, (256, 256)), (True, None), (True, (64, 0)), (True, (511, 0))], ids=str
+)
 @pytest.mark.parametrize("name", _CANDIDATES)
-def test_heads_of_256(name: str, window: tuple[int, int] | None) -> None:
-    """EmbeddingGemma's."""
-    _check(name, "long", (3, 1, 256), causal=False, window=window, rotate=True)
+def test_heads_of_256(name: str, causal: bool, window: tuple[int, int] | None) -> None:
+    """EmbeddingGemma's, and those of causal Gemma 3."""
+    _check(name, "long", (3, 1, 256), causal=causal, window=window, rotate=True)
 
 
 @pytest.mark.parametrize("heads", [(16, 8, 128), (3, 1, 256)], ids=str)

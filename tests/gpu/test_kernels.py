@@ -65,7 +65,7 @@ def test_modernbert_steps(fused: TritonOps, dtype: torch.dtype, biased: bool) ->
     x, weight, residual = (_drawn(*shape, dtype=dtype) for shape in ((77, 1152), (768, 1152), (77, 768)))
     weight *= 0.02
     norm, shift, bias = (_drawn(768, dtype=dtype) for _ in range(3))
-    full = [tensor.float() for tensor in (x, weight, residual, norm, shift)]
+    full = [tensor.float().clone() for tensor in (x, weight, residual, norm, shift)]  # it adds in place
     expected = plain.linear_add_layer_norm(*full, 1e-5, bias.float() if biased else None)
     actual = fused.linear_add_layer_norm(x, weight, residual, norm, shift, 1e-5, bias if biased else None)
     _close(actual, expected, dtype)
@@ -82,7 +82,7 @@ def test_gemma_steps(fused: TritonOps, dtype: torch.dtype) -> None:
     plain = TorchOps()
     x, residual = _drawn(77, 768, dtype=dtype), _drawn(77, 768, dtype=dtype)
     inner, weight = (_drawn(768, dtype=torch.float32) + 1.0 for _ in range(2))
-    added = residual.float()
+    added = residual.float().clone()  # it adds in place
     expected = plain.norm_add_rms_norm(x.float(), inner, added, weight, 1e-6)
     _close(fused.norm_add_rms_norm(x.clone(), inner, residual, weight, 1e-6), expected, dtype)
     _close(residual, added, dtype)

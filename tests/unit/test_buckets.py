@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rose_backend.buckets import Bucket
+from rose_backend.buckets import Bucket, covering_buckets
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,15 @@ def test_a_bucket_holds_its_batch_and_fits_itself() -> None:
 
 def test_padding_shrinks_as_a_share() -> None:
     assert all(Bucket.fitting(n, 1, 1).num_tokens <= 1.25 * n for n in range(256, 20_000))
+
+
+def test_a_few_buckets_cover_most_batches() -> None:
+    covers = covering_buckets(4096, 8192)
+    assert covers[0] == Bucket(64, 4, 64)
+    assert covers[-1] == Bucket(4096, 256, 512)
+    assert [cover.num_tokens for cover in covers] == [64, 128, 256, 512, 1024, 2048, 4096]
+    for count, length in ((1, 20), (16, 26), (64, 26), (3, 500), (8, 512), (100, 30)):
+        batch = Bucket.fitting(count * length, count, length)
+        tightest = min(cover for cover in covers if cover.holds(batch))
+        assert tightest.num_tokens <= max(64, 2.1 * count * length)
+    assert covering_buckets(128, 100) == [Bucket(64, 4, 64), Bucket(128, 8, 128)]

@@ -133,14 +133,21 @@ def test_the_smallest_of_them_serves(capture: Capture) -> None:
 
 
 def test_recorded_when_padding_has_cost_as_much(capture: Capture) -> None:
-    """Recording counts as four passes of the largest bucket: 4 x 64 tokens, lost 48 at a time."""
+    """Recording counts as 32 passes of the largest bucket: 32 x 64 tokens, lost 48 at a time."""
     cache = cache_of(capture, largest=64)
     cache.warm([C])
-    assert [find(cache, A) for _ in range(5)] == [capture.made[0]] * 5
+    assert [find(cache, A) for _ in range(42)] == [capture.made[0]] * 42
     recording = find(cache, A)
     assert recording is capture.made[1]
     assert recording.bucket == A
-    assert cache.counters.covered == 5
+    assert cache.counters.covered == 42
+
+
+def test_recorded_when_hit_often(capture: Capture) -> None:
+    cache = cache_of(capture)
+    cache.warm([C])
+    assert [find(cache, B) for _ in range(255)] == [capture.made[0]] * 255
+    assert find(cache, B) is capture.made[1]
 
 
 def test_what_is_hit_more_than_once_is_wanted(capture: Capture) -> None:

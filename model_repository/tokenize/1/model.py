@@ -11,6 +11,7 @@ from rose_backend.errors import InvalidArgumentError, RoseError, UnavailableErro
 from rose_backend.queue_board import QueueBoard
 from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
+from rose_ensemble.cores import share_cores
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
@@ -28,8 +29,9 @@ class TritonPythonModel:
         """Load the checkpoint's tokenizer."""
         end_with_server()
         configure_logs(model=args["model_name"], instance=args["model_instance_name"])
-        config = json.loads(args["model_config"])["parameters"]
-        parameters = {key: value["string_value"] for key, value in config.items()}
+        config = json.loads(args["model_config"])
+        share_cores(sum(int(group["count"]) for group in config["instance_group"]))
+        parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
         self._step = TokenizeStep(checkpoint, TextLimits())
         self._board = QueueBoard.of_server(os.getppid(), parameters["engine_model"], int(parameters["engines"]))
