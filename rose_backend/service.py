@@ -190,7 +190,15 @@ class RoseService:
             if batch is not None:
                 return batch
             if not dropped:
-                idling = self._engine.idle()
+                idling = self._idle()
+
+    def _idle(self) -> bool:
+        try:
+            return self._engine.idle()
+        except Exception:
+            # Work nobody asked for must not end the thread that answers everybody.
+            logger.exception("idle work failed")
+            return False
 
     def _launch(self, batch: Batch) -> None:
         with self._arrived:

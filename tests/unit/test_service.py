@@ -392,3 +392,21 @@ def test_many_submitters_each_get_their_own(engine: RoseEngine, alone: Alone) ->
             thread.join()
     assert wrong == []
     assert state.metrics.done.count((1, False)) == 101
+
+
+def test_idle_work_that_fails_ends_nothing(
+    engine: RoseEngine, alone: Alone, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tried = threading.Event()
+
+    def idle() -> bool:
+        tried.set()
+        raise RuntimeError("out of memory")
+
+    with running(engine, budget=64, most=8) as state:
+        monkeypatch.setattr(state.engine, "idle", idle)
+        state.engine.go.set()
+        state.hold.vectors()
+        assert tried.wait(30)
+        assert_close(state.submit([GOOD[0]]).vectors()[0], alone(GOOD[0]))
+    assert "idle work failed" in caplog.text
