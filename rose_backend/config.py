@@ -89,6 +89,50 @@ class HeadConfig:
         return self.dense[-1].out_features if self.dense else hidden_size * len(self.modes)
 
 
+class ScoreHead(str, Enum):
+    """How a reranker's score is computed from token vectors; `h` is the pooled one."""
+
+    POOLER = "pooler"
+    """BERT: classifier(tanh(pooler(h)))."""
+    CLASSIFIER = "classifier"
+    """RoBERTa and its kin: out_proj(tanh(dense(h)))."""
+    PREDICTION = "prediction"
+    """ModernBERT: classifier(norm(activation(dense(h))))."""
+    SCORE = "score"
+    """A decoder turned classifier: h @ score."""
+    TOKENS = "tokens"
+    """A language model: the logit of one token less that of another, and no other row of its vocabulary."""
+
+
+@dataclass(frozen=True)
+class ScoreConfig:
+    """What makes a checkpoint a reranker: one number, the logit, for each pair of texts.
+
+    Attributes:
+        head: how the logit is computed.
+        pooling: CLS, MEAN or LAST: the token vectors it is computed from.
+        activation: from a logit to a score.
+        inner: what is between the two projections of a head that has two.
+        bias: whether the first of them has one.
+        norm_eps: of the norm between them.
+        norm_bias: whether that norm has a bias.
+        token_ids: of `TOKENS`: the token whose logit counts, and the one whose logit is taken off.
+        tied: of `TOKENS`: whether their rows are those of the input embeddings.
+        token_types: whether the second text's tokens are of type 1.
+    """
+
+    head: ScoreHead
+    pooling: PoolingMode
+    activation: Activation = Activation.SIGMOID
+    inner: Activation = Activation.TANH
+    bias: bool = True
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    token_ids: tuple[int, int] = (0, 0)
+    tied: bool = False
+    token_types: bool = False
+
+
 @dataclass(frozen=True)
 class GraphConfig:
     """Limits of graph capture on a GPU.
@@ -133,6 +177,7 @@ class EngineConfig:
         attention: a backend's name, or `auto` to measure and choose per bucket.
         graphs: capture limits.
         allow_unsafe_dtype: whether float16 may be asked for of a family whose numbers are known to leave its range.
+        score: of a reranker, whose vectors have one element, the logit; then `head` is not looked at.
 
     Raises:
         CheckpointError: a limit is not positive.
@@ -148,6 +193,7 @@ class EngineConfig:
     attention: str = "auto"
     graphs: GraphConfig = GraphConfig()
     allow_unsafe_dtype: bool = False
+    score: ScoreConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_sequences", "token_budget"):

@@ -45,6 +45,8 @@ class Field(IntFlag):
 
     POOL_FROM = 1
     """How many tokens at its start are not pooled: those of a prompt."""
+    TYPE_FROM = 2
+    """Where its second text begins, whose tokens are of type 1; 0: it has none."""
 
 
 Fields = Mapping[Field, Int32Array]

@@ -17,6 +17,7 @@ from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
 from rose_backend.runner import Runner
+from rose_backend.scoring_head import ScoringHead
 from rose_backend.startup import CUDA_SIZES, prepare_cpu, prepare_cuda
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class RoseEngine:
                 f"max_length {config.max_length} is more than the {self._model.max_positions} positions "
                 f"that {config.checkpoint} was trained with"
             )
-        self._head = Head(config.head, self._model.hidden_size, device)
+        self._head = _head(config, self._model, device)
         loaded = time.perf_counter()
         self.runner, self.token_budget = _start(self._model, self._head, config, device)
         logger.info(
@@ -95,6 +96,12 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     if config.dtype not in _DTYPES:
         raise CheckpointError(f"dtype {config.dtype!r} is not one of {['auto', *_DTYPES]}")
     return _DTYPES[config.dtype]
+
+
+def _head(config: EngineConfig, model: RaggedModel, device: torch.device) -> Head:
+    if config.score is None:
+        return Head(config.head, model.hidden_size, device)
+    return ScoringHead(config.score, config.checkpoint, model.hidden_size, device)
 
 
 def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, int]:

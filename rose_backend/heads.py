@@ -22,7 +22,7 @@ from rose_backend.kernels.ops import Ops
 from rose_backend.staging import DeviceInputs
 
 _LONE_MODES = ((PoolingMode.MEAN,), (PoolingMode.CLS,), (PoolingMode.LAST,))
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.IDENTITY: lambda x: x,
     Activation.TANH: torch.tanh,
     Activation.GELU: F.gelu,
@@ -110,7 +110,7 @@ class _Dense:
         return cls(
             tensors["linear.weight"],
             tensors.get("linear.bias"),
-            _ACTIVATIONS[config.activation],
+            ACTIVATIONS[config.activation],
             config.residual,
             tensors.get("residual.weight"),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
@@ -79,6 +79,23 @@ class Weights:
                 f"{path}: tensor {self._prefix + name!r} holds {stored.dtype}; served: {[*map(str, _SERVED_DTYPES)]}"
             )
         return stored.to(self._device, dtype or self._dtype).contiguous()
+
+    def rows(self, name: str, indices: Sequence[int]) -> torch.Tensor:
+        """Some rows of the matrix `name`, `[len(indices), columns]`; the others are not read.
+
+        Raises:
+            CheckpointError: the checkpoint has no such tensor, or not so many rows.
+        """
+        path = self._files.get(self._prefix + name)
+        if path is None:
+            raise CheckpointError(f"checkpoint has no tensor {self._prefix + name!r}")
+        with _opened(path) as file:
+            stored = file.get_slice(self._prefix + name)
+            count = stored.get_shape()[0]
+            if not all(0 <= index < count for index in indices):
+                raise CheckpointError(f"{path}: tensor {self._prefix + name!r} has {count} rows, not all of {indices}")
+            rows = [stored[index : index + 1] for index in indices]
+        return torch.cat(rows).to(self._device, self._dtype).contiguous()
 
     def stack(self, *names: str, shape: tuple[int, ...] | None = None) -> torch.Tensor:
         """Several tensors joined along dimension 0: what a fused projection multiplies with.

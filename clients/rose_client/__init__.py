@@ -4,7 +4,19 @@ from rose_client.aio import AsyncRoseClient
 from rose_client.chunking import ChunkLimits
 from rose_client.client import RoseClient
 from rose_client.errors import RequestError
+from rose_client.reranking import RankedDocument, RerankOptions, Scores
 from rose_client.retries import RetryPolicy
 from rose_client.wire import Embeddings, EmbedOptions
 
-__all__ = ["AsyncRoseClient", "ChunkLimits", "EmbedOptions", "Embeddings", "RequestError", "RetryPolicy", "RoseClient"]
+__all__ = [
+    "AsyncRoseClient",
+    "ChunkLimits",
+    "EmbedOptions",
+    "Embeddings",
+    "RankedDocument",
+    "RequestError",
+    "RerankOptions",
+    "RetryPolicy",
+    "RoseClient",
+    "Scores",
+]

@@ -13,24 +13,34 @@ import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
-from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits
-from rose_client.dispatch import Attempt, Call, Dispatcher
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, estimate_tokens
+from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
+from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
+from rose_client.reranking import (
+    RankedDocument,
+    RerankOptions,
+    Scores,
+    TruncationOptions,
+    check_top_n,
+    encode_query,
+    join_scores,
+    ranked,
+    rerank_options,
+)
 from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
 from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
     encode_texts,
-    infer_arguments,
     join_embeddings,
-    read_embeddings,
     server_urls,
 )
 
 
 class AsyncRoseClient:
-    """Embeds texts on one or several ROSE servers from asyncio. Use as an async context manager, or await `close`.
+    """Embeds or reranks texts on ROSE servers from asyncio. Use as an async context manager, or await `close`.
 
     Chunks, balancing and retries are `RoseClient`'s, and so are the arguments and errors.
     """
@@ -56,15 +66,28 @@ class AsyncRoseClient:
 
     async def embed_with_counts(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> Embeddings:
         """As `RoseClient.embed_with_counts`. A cancelled task cancels its requests."""
-        call = self._dispatcher.call(encode_texts(texts), time.monotonic())
-        try:
-            if call.is_single:
-                await self._run_single(call, options)
-            else:
-                await self._run_chunks(call, options)
-        finally:
-            call.close()
-        return join_embeddings(call.answers())
+        exchange = EmbedExchange(self._model, options)
+        return join_embeddings(await self._exchange(encode_texts(texts), exchange))
+
+    async def score(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Scores:
+        """As `RoseClient.score`. A cancelled task cancels its requests."""
+        exchange = ScoreExchange(self._model, encode_query(query), options)
+        beside = estimate_tokens(exchange.query)
+        return join_scores(await self._exchange(encode_texts(documents, "documents"), exchange, beside))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        **options: Unpack[TruncationOptions],
+    ) -> list[RankedDocument]:
+        """As `RoseClient.rerank`."""
+        check_top_n(top_n)
+        asked = rerank_options(instruction, options, raw_scores=raw_scores)
+        return ranked(await self.score(query, documents, **asked), top_n)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -79,20 +102,32 @@ class AsyncRoseClient:
     ) -> None:
         await self.close()
 
-    async def _run_single(self, call: Call, options: EmbedOptions) -> None:
+    async def _exchange(self, items: Sequence[bytes], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+        """Send items in chunks; the answers of the chunks, in the order of the items."""
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
+        try:
+            if call.is_single:
+                await self._run_single(call, exchange)
+            else:
+                await self._run_chunks(call, exchange)
+        finally:
+            call.close()
+        return call.answers()
+
+    async def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                call.settle(attempt, await self._send(attempt, options), time.monotonic())
+                call.settle(attempt, await self._send(attempt, exchange), time.monotonic())
             if call.is_finished:
                 return
             await asyncio.sleep(call.pause(time.monotonic()))
 
-    async def _run_chunks(self, call: Call, options: EmbedOptions) -> None:
-        running: dict[asyncio.Task[Embeddings | RequestError], Attempt] = {}
+    async def _run_chunks(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
+        running: dict[asyncio.Task[Answer | RequestError], Attempt] = {}
         try:
             while not call.is_finished:
                 for attempt in call.ready(time.monotonic()):
-                    running[asyncio.create_task(self._send(attempt, options))] = attempt
+                    running[asyncio.create_task(self._send(attempt, exchange))] = attempt
                 pause = call.pause(time.monotonic())
                 if not running:
                     await asyncio.sleep(pause)
@@ -104,9 +139,9 @@ class AsyncRoseClient:
             for task in running:
                 task.cancel()
 
-    async def _send(self, attempt: Attempt, options: EmbedOptions) -> Embeddings | RequestError:
-        arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+    async def _send(self, attempt: Attempt, exchange: Exchange[Answer]) -> Answer | RequestError:
+        arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
         try:
-            return read_embeddings(await self._clients[attempt.server].infer(**arguments))
+            return exchange.read(await self._clients[attempt.server].infer(**arguments))
         except InferenceServerException as cause:
             return RequestError.of(cause)

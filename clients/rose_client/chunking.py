@@ -54,12 +54,15 @@ def estimate_tokens(text: bytes) -> int:
     return -(-len(text) // _BYTES_PER_TOKEN) + _SPECIAL_TOKENS
 
 
-def split(texts: Sequence[bytes], limits: ChunkLimits) -> list[Chunk]:
-    """The texts in their order, in as few chunks as filling one after the other gives; at least one text."""
+def split(texts: Sequence[bytes], limits: ChunkLimits, beside: int = 0) -> list[Chunk]:
+    """The texts in their order, in as few chunks as filling one after the other gives; at least one text.
+
+    `beside` tokens are run with each text, besides its own.
+    """
     chunks: list[Chunk] = []
     first = tokens = 0
     for index, text in enumerate(texts):
-        estimate = estimate_tokens(text)
+        estimate = estimate_tokens(text) + beside
         full = tokens + estimate > limits.max_tokens or index - first == limits.max_texts
         if full and index > first:
             chunks.append(Chunk(first, texts[first:index], tokens))

@@ -15,24 +15,34 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
-from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits
-from rose_client.dispatch import Attempt, Call, Dispatcher
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, estimate_tokens
+from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
+from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
+from rose_client.reranking import (
+    RankedDocument,
+    RerankOptions,
+    Scores,
+    TruncationOptions,
+    check_top_n,
+    encode_query,
+    join_scores,
+    ranked,
+    rerank_options,
+)
 from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
 from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
     encode_texts,
-    infer_arguments,
     join_embeddings,
-    read_embeddings,
     server_urls,
 )
 
 
 class RoseClient:
-    """Embeds texts on one or several ROSE servers. Use as a context manager, or call `close`.
+    """Embeds or reranks texts on one or several ROSE servers. Use as a context manager, or call `close`.
 
     A call's texts go out in chunks, each to the server with the least outstanding tokens (estimated from bytes: see
     `chunking`), and their vectors come back in the order of the texts. A call that fits one chunk is one request.
@@ -77,15 +87,53 @@ class RoseClient:
             ValueError: no texts.
             TypeError: something that is not a string.
         """
-        call = self._dispatcher.call(encode_texts(texts), time.monotonic())
-        try:
-            if call.is_single:
-                self._run_single(call, options)
-            else:
-                self._run_chunks(call, options)
-        finally:
-            call.close()
-        return join_embeddings(call.answers())
+        exchange = EmbedExchange(self._model, options)
+        return join_embeddings(self._exchange(encode_texts(texts), exchange))
+
+    def score(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Scores:
+        """Score documents by how well they answer a query; the model must be a reranker.
+
+        Args:
+            query: one text, possibly empty.
+            documents: the texts to be scored.
+            options: see `RerankOptions`.
+
+        Raises:
+            RequestError: as for `embed_with_counts`.
+            ValueError: no documents.
+            TypeError: something that is not a string.
+        """
+        exchange = ScoreExchange(self._model, encode_query(query), options)
+        beside = estimate_tokens(exchange.query)
+        return join_scores(self._exchange(encode_texts(documents, "documents"), exchange, beside))
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_n: int | None = None,
+        instruction: str | None = None,
+        raw_scores: bool = False,
+        **options: Unpack[TruncationOptions],
+    ) -> list[RankedDocument]:
+        """Documents in the order of their logits, best first; equal ones stay in their own order.
+
+        Args:
+            query: one text.
+            documents: the texts to be ranked.
+            top_n: how many of them are wanted; None, or more than there are: all.
+            instruction: what counts as relevant, for rerankers that are told so; None: the checkpoint's own.
+            raw_scores: scores that are the logits.
+            options: others of `RerankOptions`.
+
+        Raises:
+            RequestError: as for `embed_with_counts`.
+            ValueError: no documents, or `top_n` is below 1.
+            TypeError: something that is not a string.
+        """
+        check_top_n(top_n)
+        asked = rerank_options(instruction, options, raw_scores=raw_scores)
+        return ranked(self.score(query, documents, **asked), top_n)
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,13 +148,25 @@ class RoseClient:
     ) -> None:
         self.close()
 
-    def _run_single(self, call: Call, options: EmbedOptions) -> None:
+    def _exchange(self, items: Sequence[bytes], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+        """Send items in chunks; the answers of the chunks, in the order of the items."""
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
+        try:
+            if call.is_single:
+                self._run_single(call, exchange)
+            else:
+                self._run_chunks(call, exchange)
+        finally:
+            call.close()
+        return call.answers()
+
+    def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
-                outcome: Embeddings | RequestError
+                arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
+                outcome: Answer | RequestError
                 try:
-                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments))
+                    outcome = exchange.read(self._clients[attempt.server].infer(**arguments))
                 except InferenceServerException as cause:
                     outcome = RequestError.of(cause)
                 call.settle(attempt, outcome, time.monotonic())
@@ -114,7 +174,7 @@ class RoseClient:
                 return
             time.sleep(call.pause(time.monotonic()))
 
-    def _run_chunks(self, call: Call, options: EmbedOptions) -> None:
+    def _run_chunks(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         # gRPC's futures instead of a pool of threads: they can be cancelled, and however many there are, gRPC
         # watches them from one thread per server.
         running: dict[Attempt, Any] = {}
@@ -126,7 +186,7 @@ class RoseClient:
         try:
             while not call.is_finished:
                 for attempt in call.ready(time.monotonic()):
-                    arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+                    arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
                     client = self._clients[attempt.server]
                     running[attempt] = client.async_infer(callback=partial(report, attempt), **arguments)
                 try:
@@ -134,7 +194,7 @@ class RoseClient:
                 except queue.Empty:
                     continue
                 del running[attempt]
-                outcome = read_embeddings(result) if error is None else RequestError.of(error)
+                outcome = exchange.read(result) if error is None else RequestError.of(error)
                 call.settle(attempt, outcome, time.monotonic())
         except InferenceServerException as cause:  # an option that tritonclient refuses to send
             raise RequestError.of(cause) from cause

@@ -61,20 +61,20 @@ def server_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
     return (urls,) if isinstance(urls, str) else tuple(urls)
 
 
-def encode_texts(texts: Sequence[str]) -> list[bytes]:
-    """The texts in UTF-8.
+def encode_texts(texts: Sequence[str], name: str = "texts") -> list[bytes]:
+    """The texts in UTF-8; messages call them by their name.
 
     Raises:
         ValueError: no texts.
         TypeError: `texts` is one string instead of a sequence of them, or holds something else.
     """
     if isinstance(texts, str):
-        raise TypeError("texts is a single string; pass a list of strings")
+        raise TypeError(f"{name} is a single string; pass a list of strings")
     if len(texts) == 0:
-        raise ValueError("texts is empty: a request needs at least one text")
+        raise ValueError(f"{name} is empty: a request needs at least one text")
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            raise TypeError(f"texts[{index}] is a {type(text).__name__}, not a string")
+            raise TypeError(f"{name}[{index}] is a {type(text).__name__}, not a string")
     return [text.encode() for text in texts]
 
 

@@ -18,6 +18,7 @@ from rose_ensemble.checkpoint_files import CheckpointFiles, positive_number, ref
 from rose_ensemble.encoder import read_encoder
 from rose_ensemble.matryoshka import DECLARING_KEYS, Matryoshka, family_sizes, read_matryoshka
 from rose_ensemble.modules import default_head, read_modules
+from rose_ensemble.scoring import Scoring, read_scoring, scores_pairs, task_of, transformer_folder
 
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _ST_KEYS = {
@@ -25,6 +26,7 @@ _ST_KEYS = {
     *("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim"),
     *DECLARING_KEYS,
 }
+_CROSS_ENCODER_KEYS = {"activation_fn", "keep_in_fp32_modules"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Checkpoint:
         similarity: the function vectors are meant to be compared with.
         stored_dtype: what `config.json` says the weights are stored in, if it does.
         files: every file that was read.
+        scoring: how pairs are scored; None: it is no reranker.
     """
 
     folder: Path
@@ -58,6 +61,7 @@ class Checkpoint:
     similarity: str = "cosine"
     stored_dtype: str | None = None
     files: tuple[Path, ...] = ()
+    scoring: Scoring | None = None
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -69,6 +73,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise CheckpointError(f"checkpoint {folder} is not a folder")
     files = CheckpointFiles()
+    if scores_pairs(folder):
+        return _read_reranker(files, folder)
     modules = read_modules(files, folder)
     config_path = modules.transformer / "config.json"
     config = files.mapping(config_path)
@@ -101,6 +107,32 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         similarity=st_config.get("similarity_fn_name") or "cosine",
         stored_dtype=config.get("dtype") or config.get("torch_dtype"),
         files=tuple(files.read),
+    )
+
+
+def _read_reranker(files: CheckpointFiles, folder: Path) -> Checkpoint:
+    config_path = transformer_folder(files, folder) / "config.json"
+    config = files.mapping(config_path)
+    encoder = read_encoder(files, config_path.parent, config, task_of(config))
+    st_path = folder / "config_sentence_transformers.json"
+    st_config = files.mapping(st_path, optional=True)
+    refuse_unknown(st_path, st_config, _ST_KEYS | _CROSS_ENCODER_KEYS)
+    prompts, default_prompt_name = _prompts(st_path, st_config)
+    default_prompt = "" if default_prompt_name is None else prompts[default_prompt_name]
+    scoring = read_scoring(files, folder, (config_path, config), (st_path, st_config), default_prompt)
+    return Checkpoint(
+        folder=config_path.parent,
+        model_type=str(config.get("model_type")),
+        vocab_size=positive_number(config_path, config, "vocab_size"),
+        head=HeadConfig(scoring.config.pooling, normalize=False),
+        max_length=encoder.max_length,
+        matryoshka=Matryoshka(1),
+        lower_case=encoder.lower_case,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
+        stored_dtype=config.get("dtype") or config.get("torch_dtype"),
+        files=tuple(files.read),
+        scoring=scoring,
     )
 
 

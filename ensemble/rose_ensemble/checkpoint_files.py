@@ -44,6 +44,22 @@ class CheckpointFiles:
             raise CheckpointError(f"{path} holds no list of modules with a type each")
         return values
 
+    def text(self, path: Path) -> str:
+        """A file that holds text.
+
+        Raises:
+            CheckpointError: it is missing, or holds something else.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing") from None
+        except UnicodeDecodeError as cause:
+            raise CheckpointError(f"{path} is not text: {cause}") from cause
+        if path not in self.read:
+            self.read.append(path)
+        return text
+
     def _load(self, path: Path) -> Any:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))

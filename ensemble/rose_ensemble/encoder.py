@@ -24,8 +24,6 @@ _HARMLESS = {
 }
 _NEW_NAMES = {"model_args": "model_kwargs", "tokenizer_args": "processor_kwargs", "config_args": "config_kwargs"}
 _SERVED: Mapping[str, tuple[Any, ...]] = {
-    "transformer_task": ("feature-extraction",),
-    "module_output_name": ("token_embeddings",),
     "processing_kwargs": ({}, None),
     "query_length": (None,),
     "document_length": (None,),
@@ -36,12 +34,20 @@ _KEYS = {
     "max_seq_length",
     "do_lower_case",
     "modality_config",
+    "module_output_name",
+    "transformer_task",
     "unpad_inputs",
     *_SERVED,
     *_HARMLESS,
     *_NEW_NAMES.values(),
 }
-_TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
+EMBEDDING_TASK = "feature-extraction"
+_TASKS = {
+    EMBEDDING_TASK: ("token_embeddings", "last_hidden_state"),
+    "sequence-classification": ("scores", "logits"),
+    "text-generation": ("causal_logits", "logits"),
+}
+"""What each task's output is called, among modules and by transformers."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +63,16 @@ class Encoder:
     lower_case: bool
 
 
-def read_encoder(files: CheckpointFiles, folder: Path, config: Mapping[str, Any]) -> Encoder:
+def read_encoder(
+    files: CheckpointFiles, folder: Path, config: Mapping[str, Any], task: str = EMBEDDING_TASK
+) -> Encoder:
     """Read `sentence_*_config.json`, if there is one, and what it leaves open.
 
     Args:
         files: reads them.
         folder: of the Transformer module.
         config: its `config.json`.
+        task: what the file must say it is for, where it says so.
 
     Raises:
         CheckpointError: a file is malformed, or asks for something that is not served.
@@ -74,11 +83,13 @@ def read_encoder(files: CheckpointFiles, folder: Path, config: Mapping[str, Any]
         return Encoder(min((positions, *_tokenizer_limit(files, folder))), lower_case=False)
     values = files.mapping(path)
     refuse_unknown(path, values, _KEYS)
-    for key, served in _SERVED.items():
+    output, method_output = _TASKS[task]
+    text = {"method": "forward", "method_output_name": method_output}
+    for key, served in {**_SERVED, "transformer_task": (task,), "module_output_name": (output,)}.items():
         refuse_others(path, values, key, served)
-    modalities = values.get("modality_config", {"text": _TEXT})
-    if not isinstance(modalities, dict) or modalities.get("text") != _TEXT:
-        raise CheckpointError(f"{path}: modality_config {modalities!r} is not served; its 'text' must be {_TEXT}")
+    modalities = values.get("modality_config", {"text": text})
+    if not isinstance(modalities, dict) or modalities.get("text") != text:
+        raise CheckpointError(f"{path}: modality_config {modalities!r} is not served; its 'text' must be {text}")
     arguments = {name: _arguments(path, values, name) for name in _HARMLESS}
     lower_case = flag(path, values, "do_lower_case", default=False)
     limit: tuple[int, ...]

@@ -57,6 +57,7 @@ class EngineInstance:
             token_budget=settings.token_budget,
             dtype=settings.dtype,
             attention=settings.attention,
+            score=None if checkpoint.scoring is None else checkpoint.scoring.config,
         )
         queue = QueueConfig(settings.max_queued_tokens, settings.max_queued_requests, settings.lanes == "auto")
         count = len(model_config["instance_group"])

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rose_backend.config import DenseConfig
+from rose_backend.config import DenseConfig, ScoreHead
 from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.scoring import Scoring
 
 _DTYPE = "float32 on the CPU, bfloat16 on a GPU"
 
@@ -39,8 +40,23 @@ def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ..
             "known_from": matryoshka.origin or None,
         },
         "similarity": checkpoint.similarity,
+        "scoring": None if checkpoint.scoring is None else _scoring(checkpoint.scoring),
         "dtype": {"stored": checkpoint.stored_dtype, "computed": _DTYPE},
         "files": [str(path.relative_to(folder)) for path in checkpoint.files],
+    }
+
+
+def _scoring(scoring: Scoring) -> dict[str, Any]:
+    head, template = scoring.config, scoring.template
+    return {
+        "architecture": scoring.architecture,
+        "pooling": head.pooling.value,
+        "head": head.head.value,
+        "token_ids": list(head.token_ids) if head.head is ScoreHead.TOKENS else None,
+        "activation": head.activation.value,
+        "token_types": head.token_types,
+        "truncation": "body" if template else scoring.strategy,
+        "instruction": template.instruction if template else None,
     }
 
 

@@ -36,11 +36,12 @@ _DENSE_KEYS = {
     *("module_input_name", "module_output_name"),
     *DECLARING_KEYS,
 }
-_ACTIVATIONS = {
+TORCH_ACTIVATIONS = {
     f"torch.nn.{package}{activation.value}": activation
     for activation in Activation
     for package in ("", "modules.linear." if activation is Activation.IDENTITY else "modules.activation.")
 }
+"""By the dotted paths that files name them with."""
 _VECTOR = ("sentence_embedding", None)
 
 
@@ -68,7 +69,7 @@ def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
     path = folder / "modules.json"
     if not path.is_file():
         return Modules(folder, None)
-    modules = [_module(path, entry) for entry in files.entries(path)]
+    modules = module_places(files, folder)
     kinds = [kind for kind, _ in modules]
     unknown = [kind for kind in kinds if kind not in _KINDS]
     if unknown:
@@ -94,6 +95,16 @@ def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
         dense=tuple(_dense(*item) for item in dense),
     )
     return Modules(modules[0][1], head, tuple(declarations))
+
+
+def module_places(files: CheckpointFiles, folder: Path) -> list[tuple[str, Path]]:
+    """The kind and folder of every module that `modules.json` names.
+
+    Raises:
+        CheckpointError: the file is malformed.
+    """
+    path = folder / "modules.json"
+    return [_module(path, entry) for entry in files.entries(path)]
 
 
 def default_head(config: Mapping[str, Any]) -> HeadConfig:
@@ -137,7 +148,7 @@ def _dense(path: Path, config: Mapping[str, Any]) -> DenseConfig:
     _refuse_other_tensors(path, config)
     # The library takes Tanh where the key is missing.
     named = config.get("activation_function", "torch.nn.Tanh")
-    activation = _ACTIVATIONS.get(named) if isinstance(named, str) else None
+    activation = TORCH_ACTIVATIONS.get(named) if isinstance(named, str) else None
     if activation is None:
         raise CheckpointError(
             f"{path}: activation_function {named!r} is not served; known in torch.nn: {[a.value for a in Activation]}"

@@ -15,6 +15,8 @@ _FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
 _INPUT_TYPES = ("query", "document")
 _DIRECTIONS = ("right", "left")
 _LANES = ("online", "bulk")
+_SCORING_ONLY = frozenset({"instruction", "raw_scores"})
+_SCORING = _SCORING_ONLY | {"truncate", "truncation_direction", "lane"}
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RequestOptions:
         truncate: cut texts longer than the model's limit; otherwise they are an error.
         truncation_direction: the side that is cut, `right` or `left`.
         lane: `online` or `bulk`, where the request queues; None: by its size.
+        instruction: what a reranker that is told so is to look for; None leaves it to the checkpoint.
+        raw_scores: whether a reranker's scores are its logits.
     """
 
     prompt_name: str | None = None
@@ -40,13 +44,16 @@ class RequestOptions:
     truncation_direction: str = "right"
     lane: str | None = None
     dimensions: int | None = None
+    instruction: str | None = None
+    raw_scores: bool = False
 
     @classmethod
-    def read(cls, parameters: Callable[[], str]) -> RequestOptions:
+    def read(cls, parameters: Callable[[], str], *, scoring: bool = False) -> RequestOptions:
         """Parse the parameters of a Triton request.
 
         Args:
             parameters: the request's accessor of that name; its call decodes bytes that HTTP passes on unchecked.
+            scoring: see `parse`.
 
         Raises:
             InvalidArgumentError: they are not UTF-8, or as for `parse`.
@@ -56,16 +63,20 @@ class RequestOptions:
         except UnicodeDecodeError as cause:
             wrong = cause.object[cause.start]
             raise InvalidArgumentError(f"parameters are not valid UTF-8: byte 0x{wrong:02x} ({cause.reason})") from None
-        return _parse_text(text)
+        return _parse_text(text, scoring)
 
     @classmethod
-    def parse(cls, parameters: Mapping[str, Any]) -> RequestOptions:
+    def parse(cls, parameters: Mapping[str, Any], *, scoring: bool = False) -> RequestOptions:
         """Check names and values.
+
+        Args:
+            parameters: by name.
+            scoring: whether they are for a reranker, which knows others than an embedding model.
 
         Raises:
             InvalidArgumentError: names the parameter, its value and what is allowed.
         """
-        known = cls.__dataclass_fields__
+        known = _SCORING if scoring else cls.__dataclass_fields__.keys() - _SCORING_ONLY
         values = {name: value for name, value in parameters.items() if name not in _FORWARDED}
         for name in values:
             if name not in known:
@@ -79,6 +90,8 @@ class RequestOptions:
             truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
             lane=_choice(values, "lane", _LANES),
             dimensions=_count(values, "dimensions"),
+            instruction=_text(values, "instruction"),
+            raw_scores=_flag(values, "raw_scores") is True,
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:
@@ -87,8 +100,8 @@ class RequestOptions:
 
 
 @functools.lru_cache(maxsize=1024)  # most requests of a server ask for the same things
-def _parse_text(text: str) -> RequestOptions:
-    return RequestOptions.parse(json.loads(text or "{}"))
+def _parse_text(text: str, scoring: bool) -> RequestOptions:
+    return RequestOptions.parse(json.loads(text or "{}"), scoring=scoring)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str | None:

@@ -7,6 +7,7 @@ from string import Template
 
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT
 from rose_ensemble.engine_settings import EngineSettings
+from rose_ensemble.score_configs import SCORE_ENSEMBLE, SCORE_ROSE, SCORE_TOKENIZE
 
 # So large that a request with too many rows reaches our own check (TextLimits), whose message names the field.
 _MAX_BATCH_SIZE = 2**20
@@ -101,6 +102,7 @@ class Pipeline:
         devices: one engine each: `auto`, `cpu`, `cuda:0`, ...
         tokenizers: processes that tokenize.
         engine: what each engine is told.
+        scores: whether the checkpoint is a reranker, whose ensemble has the scoring contract.
     """
 
     name: str = "embed"
@@ -108,6 +110,7 @@ class Pipeline:
     devices: tuple[str, ...] = ("auto",)
     tokenizers: int = 1
     engine: EngineSettings = field(default_factory=EngineSettings)
+    scores: bool = False
 
     @property
     def tokenize_name(self) -> str:
@@ -144,6 +147,12 @@ class Pipeline:
             "max_batch_size": _MAX_BATCH_SIZE,
             "batching": _TOGETHER if len(self.devices) == 1 else _ONE_BY_ONE,
         }
+        if self.scores:
+            return {
+                self.name: SCORE_ENSEMBLE.substitute(values),
+                self.tokenize_name: SCORE_TOKENIZE.substitute(values),
+                self.rose_name: SCORE_ROSE.substitute(values),
+            }
         return {
             self.name: _ENSEMBLE.substitute(values),
             self.tokenize_name: _TOKENIZE.substitute(values),

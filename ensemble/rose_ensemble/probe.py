@@ -9,9 +9,15 @@ from enum import Enum
 
 from rose_ensemble.triton_http import TritonHttp
 
-_BODY = {
+_EMBED_BODY = {
     "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["probe"]}],
     "outputs": [{"name": "EMBEDDING"}],
+}
+_SCORE_BODY = {
+    "inputs": [
+        {"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["probe"]} for name in ("QUERY", "DOCUMENT")
+    ],
+    "outputs": [{"name": "LOGIT"}],
 }
 _METRICS_SECONDS = 5.0
 
@@ -41,16 +47,17 @@ class Observation:
     progress: int | None = None
 
 
-def probe(server: TritonHttp, model: str, timeout: float) -> Observation:
-    """Embed one short text.
+def probe(server: TritonHttp, model: str, timeout: float, *, scores: bool = False) -> Observation:
+    """Embed one short text, or score it.
 
     Args:
         server: Triton's HTTP address.
         model: the ensemble.
         timeout: seconds to wait; silence is `BUSY`, because a full queue is silent too.
+        scores: whether it has the scoring contract.
     """
     try:
-        status, text = server.post(f"/v2/models/{model}/infer", _BODY, timeout)
+        status, text = server.post(f"/v2/models/{model}/infer", _SCORE_BODY if scores else _EMBED_BODY, timeout)
     except ConnectionRefusedError as cause:
         return Observation(Outcome.DEAD, f"HTTP: {cause.strerror}")
     except OSError as cause:

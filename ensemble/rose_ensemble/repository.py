@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -45,8 +45,11 @@ class Repository:
         records = sorted(self.folder.glob(f"*/{_RECORD}")) if self.folder.is_dir() else []
         return [_load(record) for record in records]
 
-    def add(self, pipeline: Pipeline) -> None:
+    def add(self, pipeline: Pipeline) -> Pipeline:
         """Write the three model folders, replacing those of the same name.
+
+        Returns:
+            The pipeline as it was written, with the contract that its checkpoint calls for.
 
         Raises:
             CheckpointError: the name cannot be a model name or is taken, or the checkpoint cannot be served.
@@ -56,7 +59,9 @@ class Repository:
                 f"name {pipeline.name!r}: use letters, digits, '_', '-' and '.', starting with one of the first two"
             )
         self._refuse_clash(pipeline)
-        read_checkpoint(resolve_checkpoint(pipeline.checkpoint)).matryoshka.told(pipeline.engine.matryoshka)
+        checkpoint = read_checkpoint(resolve_checkpoint(pipeline.checkpoint))
+        checkpoint.matryoshka.told(pipeline.engine.matryoshka)
+        pipeline = replace(pipeline, scores=checkpoint.scoring is not None)
         adapters = _adapters()
         for model, config in pipeline.configs().items():
             version = self.folder / model / "1"
@@ -67,6 +72,7 @@ class Repository:
                 shutil.copyfile(adapters / adapter / "1" / "model.py", version / "model.py")
         record = json.dumps(asdict(pipeline), indent=1)
         (self.folder / pipeline.name / _RECORD).write_text(record + "\n")
+        return pipeline
 
     def remove(self, name: str) -> None:
         """Delete a pipeline's three folders.

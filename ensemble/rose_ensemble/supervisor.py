@@ -75,7 +75,9 @@ class Supervisor:
                     )
                 time.sleep(_POLL_SECONDS)
             if found.outcome is not Outcome.ANSWERED:
-                raise ServerStartError(f"model {pipeline.name!r} cannot embed: {found.cause}")
+                raise ServerStartError(
+                    f"model {pipeline.name!r} cannot {'score' if pipeline.scores else 'embed'}: {found.cause}"
+                )
 
     def run(self) -> int:
         """Watch until the server ends, by itself or asked to; its exit status.
@@ -135,7 +137,8 @@ class _Watch:
 
     def probe(self) -> Observation:
         """One probe, and whether the engine moves."""
-        found = probe(self._http, self._pipeline.name, min(_PROBE_SECONDS, self._policy.hang))
+        seconds = min(_PROBE_SECONDS, self._policy.hang)
+        found = probe(self._http, self._pipeline.name, seconds, scores=self._pipeline.scores)
         return Observation(found.outcome, found.cause, read_batches(self._metrics, self._pipeline.rose_name))
 
     def _reload(self) -> str | None:

@@ -43,24 +43,24 @@ def check_shape(name: str, shape: tuple[int, ...], limits: TextLimits) -> tuple[
     return rows, columns
 
 
-def decode_texts(tensor: npt.NDArray[Any], limits: TextLimits) -> list[str]:
-    """The texts of a BYTES tensor `[b, n]`, row by row.
+def decode_texts(tensor: npt.NDArray[Any], limits: TextLimits, name: str = "TEXT") -> list[str]:
+    """The texts of a BYTES tensor `[b, n]`, row by row; messages call it by its name.
 
     Raises:
         InvalidArgumentError: shape, size or encoding is wrong; the message names the element.
     """
-    check_shape("TEXT", tensor.shape, limits)
+    check_shape(name, tensor.shape, limits)
     flat: list[bytes] = tensor.ravel().tolist()
     size = sum(map(len, flat))
     if size > limits.max_bytes:
-        raise InvalidArgumentError(f"TEXT holds {size} bytes: the limit is {limits.max_bytes} in one request")
+        raise InvalidArgumentError(f"{name} holds {size} bytes: the limit is {limits.max_bytes} in one request")
     try:
         return [element.decode("utf-8") for element in flat]
     except UnicodeDecodeError as cause:
         # `object` is the element itself; the first equal one is at fault as well.
         row, column = divmod(flat.index(cause.object), tensor.shape[1])
         raise InvalidArgumentError(
-            f"TEXT[{row}, {column}] is not valid UTF-8: byte {cause.start} is "
+            f"{name}[{row}, {column}] is not valid UTF-8: byte {cause.start} is "
             f"0x{cause.object[cause.start]:02x} ({cause.reason})"
         ) from None
 

@@ -46,14 +46,7 @@ class TextTokenizer:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        path = checkpoint.folder / "tokenizer.json"
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing: only fast tokenizers are served")
-        self._tokenizer = _read_tokenizer(path)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        if checkpoint.lower_case:
-            _prepend_lower_case(self._tokenizer)
+        self._tokenizer = open_tokenizer(checkpoint)
         self.max_length = checkpoint.max_length
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -151,6 +144,23 @@ class TextTokenizer:
             if full[leading : leading + len(bare)] == bare:
                 return leading, len(full) - len(bare) - leading
         raise CheckpointError("tokenizer.json: its post-processor changes a text's own token ids")
+
+
+def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """A checkpoint's `tokenizer.json`, which neither cuts nor pads; lower-casing where the checkpoint asks for it.
+
+    Raises:
+        CheckpointError: the folder has no usable `tokenizer.json`.
+    """
+    path = checkpoint.folder / "tokenizer.json"
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing: only fast tokenizers are served")
+    tokenizer = _read_tokenizer(path)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if checkpoint.lower_case:
+        _prepend_lower_case(tokenizer)
+    return tokenizer
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

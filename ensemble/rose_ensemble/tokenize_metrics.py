@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rose_ensemble.metrics import SECONDS, MetricsBook
+from rose_ensemble.score_step import ScoreInput
 from rose_ensemble.texts import TokenInput
 from rose_ensemble.tokenize_step import TokenizeInput
 
@@ -19,7 +20,7 @@ class TokenizeMetrics:
         self._refused = book.counter("rose_tokenize_refused_total", "Requests refused because every engine was full")
         self._seconds = book.histogram("rose_tokenize_seconds", "Time of one call, for all its requests", SECONDS)
 
-    def done(self, requests: Sequence[TokenizeInput], seconds: float) -> None:
+    def done(self, requests: Sequence[TokenizeInput | ScoreInput], seconds: float) -> None:
         """A call has ended."""
         texts = sum(len(request.content) for request in requests if not isinstance(request.content, TokenInput))
         with self._book.lock:

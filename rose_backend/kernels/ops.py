@@ -165,6 +165,15 @@ class Ops(Protocol):
             limit: positions stay below it; see `positions`.
         """
 
+    def token_types(self, cu_seqlens: torch.Tensor, type_from: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Each token's type, `[num_tokens]` int32: 1 in the second text of a pair, else 0.
+
+        Args:
+            cu_seqlens: `[num_sequences + 1]` int32; on a GPU one more, whose sequence of padding is of type 0.
+            type_from: `[num_sequences]` int32, the place in a sequence where its second text begins; 0: it has none.
+            num_tokens: the last offset.
+        """
+
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
     ) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels over `cu_seqlens`: positions, pooling, and scaling to unit length."""
+"""Triton kernels over `cu_seqlens`: positions, token types, pooling, and scaling to unit length."""
 
 from __future__ import annotations
 
@@ -31,6 +31,19 @@ def _positions_kernel(
         else:
             place = token - start
         tl.store(out_ptr + token, tl.minimum(place, limit - 1), mask=token < stop)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _token_types_kernel(cu_seqlens_ptr, type_from_ptr, out_ptr, count, block: tl.constexpr):
+    sequence = tl.program_id(0)
+    start = tl.load(cu_seqlens_ptr + sequence)
+    stop = tl.load(cu_seqlens_ptr + sequence + 1)
+    # The sequence of padding may stand behind the last one that has a number.
+    begin = tl.load(type_from_ptr + sequence, mask=sequence < count, other=0)
+    begin = tl.where(begin > 0, start + begin, stop)
+    for first in range(start, stop, block):
+        token = first + tl.arange(0, block)
+        tl.store(out_ptr + token, (token >= begin).to(tl.int32), mask=token < stop)
 
 
 @triton.jit
@@ -158,6 +171,15 @@ def counted_positions(input_ids: torch.Tensor, cu_seqlens: torch.Tensor, pad: in
     out = torch.empty_like(input_ids)
     _positions_kernel[(len(cu_seqlens) - 1,)](
         cu_seqlens, input_ids, out, pad, limit=limit, counted=True, block=_POSITIONS_AT_ONCE, num_warps=4
+    )
+    return out
+
+
+def token_types(cu_seqlens: torch.Tensor, type_from: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """`Ops.token_types`."""
+    out = torch.empty((num_tokens,), dtype=torch.int32, device=cu_seqlens.device)
+    _token_types_kernel[(len(cu_seqlens) - 1,)](
+        cu_seqlens, type_from, out, len(type_from), block=_POSITIONS_AT_ONCE, num_warps=4
     )
     return out
 

@@ -134,6 +134,14 @@ class TorchOps:
         own = so_far - torch.repeat_interleave(before, lengths, output_size=len(input_ids))
         return (own * counts + pad).clamp_max(limit - 1)
 
+    def token_types(self, cu_seqlens: torch.Tensor, type_from: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `Ops`."""
+        lengths = cu_seqlens.diff()
+        places = self.positions(cu_seqlens, num_tokens, num_tokens)
+        begins = torch.cat([type_from, type_from.new_zeros(len(lengths) - len(type_from))])
+        begins = torch.repeat_interleave(begins, lengths, output_size=num_tokens)
+        return ((begins > 0) & (places >= begins)).to(torch.int32)
+
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
     ) -> torch.Tensor:

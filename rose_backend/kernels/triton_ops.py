@@ -125,6 +125,10 @@ class TritonOps:
         """See `Ops`."""
         return ragged.counted_positions(input_ids, cu_seqlens, pad, limit)
 
+    def token_types(self, cu_seqlens: torch.Tensor, type_from: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.token_types(cu_seqlens, type_from, num_tokens)
+
     def pool(
         self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, normalize: torch.Tensor, mode: PoolingMode
     ) -> torch.Tensor:

@@ -186,3 +186,15 @@ def test_scaling(fused: TritonOps, width: int) -> None:
 def test_positions_stay_inside_the_table(fused: TritonOps) -> None:
     offsets = torch.tensor([0, 3, 5000, 5120], dtype=torch.int32, device=_DEVICE)
     assert torch.equal(fused.positions(offsets, 5120, 4990), TorchOps().positions(offsets, 5120, 4990))
+
+
+def test_token_types(fused: TritonOps) -> None:
+    """The padding is the last sequence of all, without a number of its own; or one among empty ones."""
+    for offsets, begins in (([0, 1, 130, 2600, 2688], [0, 60, 2000]), ([0, 9, 16, 16, 16, 16], [3, 0, 0, 0])):
+        cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=_DEVICE)
+        type_from = torch.tensor(begins, dtype=torch.int32, device=_DEVICE)
+        expected = torch.zeros(offsets[-1], dtype=torch.int32, device=_DEVICE)
+        for start, stop, begin in zip(offsets, offsets[1:], begins, strict=False):
+            expected[start + begin if begin else stop : stop] = 1
+        assert torch.equal(fused.token_types(cu_seqlens, type_from, offsets[-1]), expected)
+        assert torch.equal(TorchOps().token_types(cu_seqlens, type_from, offsets[-1]), expected)

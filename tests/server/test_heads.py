@@ -91,7 +91,7 @@ def test_a_checkpoint_that_is_not_trained_for_it_refuses_dimensions(server: Endp
     ("work", "words"),
     [
         ([1, 1, -1, 1, 3, 2, *TEA_IDS], "field POOL_FROM is not used by this checkpoint"),
-        ([1, 1, -1, 2, 3, 2, *TEA_IDS], "WORK has flags 0x2"),
+        ([1, 1, -1, 64, 3, 2, *TEA_IDS], "WORK has flags 0x40"),
     ],
 )
 def test_the_engine_checks_fields_that_it_is_sent_directly(raw_grpc: RawGrpc, work: list[int], words: str) -> None:

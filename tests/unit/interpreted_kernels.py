@@ -223,6 +223,22 @@ def test_counted_positions(lengths: tuple[int, ...], limit: int, pad: int) -> No
         assert actual.tolist() == expected
 
 
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS.keys())
+@pytest.mark.parametrize("padding", [None, 7])
+def test_token_types(lengths: tuple[int, ...], padding: int | None) -> None:
+    """From nowhere, from the middle, behind the end; padding is a sequence without a number of its own."""
+    begins = [(0, length // 2, length, length + 1)[index % 4] for index, length in enumerate(lengths)]
+    expected = []
+    for length, begin in zip(lengths, begins, strict=True):
+        expected += [int(0 < begin <= place) for place in range(length)]
+    cu_seqlens = offsets(lengths if padding is None else (*lengths, padding))
+    expected += [0] * (padding or 0)
+    for types in (ragged, TORCH):
+        actual = types.token_types(cu_seqlens, torch.tensor(begins, dtype=torch.int32), len(expected))
+        assert actual.dtype is torch.int32
+        assert actual.tolist() == expected
+
+
 LONE_MODES = (PoolingMode.MEAN, PoolingMode.CLS, PoolingMode.LAST)
 
 

@@ -32,7 +32,7 @@ def _rose(*arguments: str) -> Result:
 def test_help_lists_the_commands() -> None:
     result = _rose("--help")
     assert result.exit_code == 0
-    for command in ("serve", "embed", "demo", "inspect", "doctor", "repository"):
+    for command in ("serve", "embed", "rerank", "demo", "inspect", "doctor", "repository"):
         assert command in result.stdout
 
 
@@ -249,3 +249,15 @@ def test_serve_refuses_an_unknown_log_level() -> None:
     assert result.exit_code == 2
     assert "'loud'" in result.stderr
     assert "warning" in result.stderr
+
+
+def test_rerank_without_documents() -> None:
+    result = CliRunner().invoke(app, ["rerank", "tea"], input="")
+    assert result.exit_code == 1
+    assert "no documents" in result.stderr
+
+
+def test_rerank_a_file_that_is_not_there(tmp_path: Path) -> None:
+    result = _rose("rerank", "tea", str(tmp_path / "nowhere.txt"))
+    assert result.exit_code == 1
+    assert "nowhere.txt" in result.stderr

@@ -248,7 +248,7 @@ def test_every_attempt_carries_what_is_left_of_the_call() -> None:
 
 def test_a_call_ends_with_its_time() -> None:
     run = _Run(_dispatcher(timeout=5, in_flight=1), [_takes(2)])
-    with pytest.raises(RequestError, match="4 of 8 texts were embedded in the 5 s") as failed:
+    with pytest.raises(RequestError, match="4 of 8 texts were answered in the 5 s") as failed:
         run.embed(_texts(8))
     assert failed.value.status == "DEADLINE_EXCEEDED"
     assert run.now == pytest.approx(1005)

@@ -54,6 +54,19 @@ def test_answers(status: int, body: str, expected: Observation) -> None:
     assert "parameters" not in posted
 
 
+def test_a_reranker_is_asked_for_a_score() -> None:
+    asked: list[Any] = []
+
+    def answer(path: str, posted: Any) -> tuple[int, str]:
+        asked.append(posted)
+        return 200, "{}"
+
+    with stand_in(answer) as port:
+        assert probe(TritonHttp("127.0.0.1", port), "a", 30.0, scores=True).outcome is Outcome.ANSWERED
+    assert [tensor["name"] for tensor in asked[0]["inputs"]] == ["QUERY", "DOCUMENT"]
+    assert asked[0]["outputs"] == [{"name": "LOGIT"}]
+
+
 def test_silence_is_busy() -> None:
     over = threading.Event()
 

@@ -102,7 +102,7 @@ def test_processes_of_the_generation_before_end_before_the_next_try(tmp_path: Pa
 def test_what_breaks_the_watch_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server nobody watches would look like a watched one."""
 
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **_: Any) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
     monkeypatch.setattr(supervisor_module, "probe", broken)

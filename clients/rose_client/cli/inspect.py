@@ -52,6 +52,28 @@ def _lines(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if values["lower_case"]:
         yield "texts", "lower-cased"
     yield "max length", f"{values['max_length']} tokens, special tokens included"
+    yield from _vector_lines(values) if values["scoring"] is None else _score_lines(values["scoring"])
+    stored = values["dtype"]["stored"]
+    yield "dtype", values["dtype"]["computed"] + (f"; stored as {stored}" if stored else "")
+    yield "read from", ", ".join(values["files"])
+
+
+def _score_lines(scoring: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What a reranker has instead of a vector."""
+    yield "scores", f"pairs of a query and a document, as {scoring['architecture']}"
+    if scoring["instruction"] is None:
+        yield "pairs", "second text of type 1" if scoring["token_types"] else "without token types"
+        yield "truncation", scoring["truncation"]
+    else:
+        yield "pairs", "in Qwen3-Reranker's template; of a pair that is too long the end of its document is cut"
+        yield "instruction", f"{scoring['instruction']!r} (where a request names none)"
+    rows = "" if scoring["token_ids"] is None else f" {scoring['token_ids']}"
+    yield "head", f"{scoring['head']}{rows} on {scoring['pooling']}"
+    yield "activation", scoring["activation"]
+
+
+def _vector_lines(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """From token vectors to a vector."""
     yield "pooling", " + ".join(values["pooling"]) + ("" if values["include_prompt"] else ", without a prompt's tokens")
     for dense in values["dense"]:
         bias = "with bias" if dense["bias"] else "no bias"
@@ -66,6 +88,3 @@ def _lines(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if dimensions["default"] != values["dim"]:
         yield "", f"{dimensions['default']} where a request names none"
     yield "similarity", values["similarity"]
-    stored = values["dtype"]["stored"]
-    yield "dtype", values["dtype"]["computed"] + (f"; stored as {stored}" if stored else "")
-    yield "read from", ", ".join(values["files"])

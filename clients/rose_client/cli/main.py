@@ -1,10 +1,10 @@
-"""`rose`: serve checkpoints, embed texts, look after repositories, look into a checkpoint, check a machine."""
+"""`rose`: serve checkpoints, embed and rerank texts, look after repositories, look into checkpoints and machines."""
 
 from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, inspect, repository, serve, warm
+from rose_client.cli import build_kernels, demo, doctor, embed, inspect, repository, rerank, serve, warm
 
 app = typer.Typer(
     name="rose",
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("embed")(embed.embed)
+app.command("rerank")(rerank.rerank)
 app.command("demo")(demo.demo)
 app.command("warm")(warm.warm)
 app.command("inspect")(inspect.inspect)

@@ -26,6 +26,7 @@ from rose_client.cli.pipelines import (
 from rose_client.cli.repository import RepositoryOption, open_repository
 from rose_ensemble.health import HealthPolicy
 from rose_ensemble.json_logs import DEFAULT_LEVEL, LEVEL_VARIABLE, LEVELS
+from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.server_process import Endpoints, ServerProcess
 from rose_ensemble.supervisor import Supervisor
 from rose_ensemble.tritonserver import find_server
@@ -88,8 +89,7 @@ def serve(
             )
             for pipeline in chosen(store, checkpoint or [], name or [])
         ]
-        for pipeline in pipelines:
-            store.add(pipeline)
+        pipelines = [store.add(pipeline) for pipeline in pipelines]
         endpoints = Endpoints.free(host, http_port, grpc_port, metrics_port)
         names = [pipeline.name for pipeline in pipelines]
         found = find_server()
@@ -100,23 +100,30 @@ def serve(
             with err.status(f"starting {', '.join(names)}"):
                 server.wait_until_ready()
                 supervisor.wait_until_answering()
-            _announce(endpoints, names)
+            _announce(endpoints, pipelines)
             raise typer.Exit(supervisor.run())
 
 
-def _announce(endpoints: Endpoints, names: list[str]) -> None:
-    model = names[0]
-    out.print(f"ready: {', '.join(names)}", style="green")
+def _announce(endpoints: Endpoints, pipelines: list[Pipeline]) -> None:
+    model, scores = pipelines[0].name, pipelines[0].scores
+    out.print(f"ready: {', '.join(pipeline.name for pipeline in pipelines)}", style="green")
     out.print(f"  gRPC     {endpoints.grpc}", markup=False)
     out.print(f"  HTTP     http://{endpoints.http}", markup=False)
     out.print(f"  metrics  http://{endpoints.metrics}/metrics", markup=False)
-    body = '{"inputs":[{"name":"TEXT","datatype":"BYTES","shape":[1,1],"data":["hello"]}]}'
+    tensors = ("QUERY", "DOCUMENT") if scores else ("TEXT",)
+    inputs = [f'{{"name":"{name}","datatype":"BYTES","shape":[1,1],"data":["hello"]}}' for name in tensors]
+    body = f'{{"inputs":[{",".join(inputs)}]}}'
     # Without the header curl calls it a form, which Triton 24.10 parses, and dies of if it is 4 MiB long.
     header = "-H 'Content-Type: application/json'"
     out.print(f"try:\n  curl -s http://{endpoints.http}/v2/models/{model}/infer {header} -d '{body}'", markup=False)
-    snippet = (
-        "import numpy as np, tritonclient.grpc as g; "
-        't = g.InferInput("TEXT", [1, 1], "BYTES"); t.set_data_from_numpy(np.array([[b"hello"]], dtype=object)); '
-        f'print(g.InferenceServerClient("{endpoints.grpc}").infer("{model}", [t]).as_numpy("EMBEDDING")[0, 0, :4])'
-    )
+    if scores:
+        snippet = (
+            f'import rose_client as r; print(r.RoseClient("{endpoints.grpc}", "{model}").rerank("hello", ["hello"]))'
+        )
+    else:
+        snippet = (
+            "import numpy as np, tritonclient.grpc as g; "
+            't = g.InferInput("TEXT", [1, 1], "BYTES"); t.set_data_from_numpy(np.array([[b"hello"]], dtype=object)); '
+            f'print(g.InferenceServerClient("{endpoints.grpc}").infer("{model}", [t]).as_numpy("EMBEDDING")[0, 0, :4])'
+        )
     out.print(f"  python -c '{snippet}'", markup=False)

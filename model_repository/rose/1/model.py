@@ -10,6 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rose_backend.admission import Limits
+from rose_backend.config import Activation
 from rose_backend.core import Float32Array, Lane, Request
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
@@ -23,6 +24,7 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
+from rose_ensemble.scores import scores_of
 from rose_ensemble.work import NO_STAMP, Work
 
 _SWITCH_SECONDS = 0.0001  # how long one thread may keep the others from running Python; the default is 5 ms
@@ -81,7 +83,8 @@ class TritonPythonModel:
         self._engine.close()
 
     def _read(self, request: Any, sender: Any) -> Request:
-        options = RequestOptions.read(request.parameters)
+        scoring = self._instance.config.score
+        options = RequestOptions.read(request.parameters, scoring=scoring is not None)
         dims = self._instance.matryoshka.wanted(options.dimensions)
         work = Work.unpack(request.inputs()[0].as_numpy())
         b, n = work.shape
@@ -89,6 +92,9 @@ class TritonPythonModel:
         def reply(outcome: Float32Array | RoseError) -> None:
             if isinstance(outcome, RoseError):
                 _send_error(sender, outcome)
+                return
+            if scoring is not None:
+                _send_scores(sender, outcome.reshape(b, n), scoring.activation, raw=options.raw_scores)
                 return
             vectors = np.ascontiguousarray(outcome[:, :dims]) if dims else outcome
             tensor = pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))
@@ -110,6 +116,12 @@ class TritonPythonModel:
         if timeout:
             queued.deadline = queued.arrived + timeout / 1e6
         return queued
+
+
+def _send_scores(sender: Any, logits: Float32Array, activation: Activation, *, raw: bool) -> None:
+    scores = logits if raw else scores_of(logits, activation)
+    response = pb_utils.InferenceResponse([pb_utils.Tensor("SCORE", scores), pb_utils.Tensor("LOGIT", logits)])
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _send_error(sender: Any, error: RoseError) -> None:

@@ -17,6 +17,7 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
+from rose_ensemble.score_step import ScoreInput, ScoreStep
 from rose_ensemble.texts import TextLimits, decode_texts, read_token_input
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
@@ -33,7 +34,8 @@ class TritonPythonModel:
         share_cores(sum(int(group["count"]) for group in config["instance_group"]))
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
-        self._step = TokenizeStep(checkpoint, TextLimits())
+        self._scores = checkpoint.scoring is not None
+        self._step: Any = (ScoreStep if self._scores else TokenizeStep)(checkpoint, TextLimits())
         self._board = QueueBoard.of_server(os.getppid(), parameters["engine_model"], int(parameters["engines"]))
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
@@ -48,9 +50,9 @@ class TritonPythonModel:
             self._metrics.refused(len(requests))
             return [_response(UnavailableError(refusal)) for _ in requests]
         prepared = [self._read(request) for request in requests]
-        good = [item for item in prepared if isinstance(item, TokenizeInput)]
+        good = [item for item in prepared if not isinstance(item, RoseError)]
         outcomes = iter(self._step.run(good))
-        answers = [_response(next(outcomes) if isinstance(item, TokenizeInput) else item) for item in prepared]
+        answers = [_response(item if isinstance(item, RoseError) else next(outcomes)) for item in prepared]
         self._metrics.done(good, time.perf_counter() - began)
         return answers
 
@@ -58,10 +60,13 @@ class TritonPythonModel:
         """Hand on the last counts."""
         self._book.stop()
 
-    def _read(self, request: Any) -> TokenizeInput | RoseError:
+    def _read(self, request: Any) -> TokenizeInput | ScoreInput | RoseError:
         try:
-            options = RequestOptions.read(request.parameters)
+            options = RequestOptions.read(request.parameters, scoring=self._scores)
             inputs = {tensor.name(): tensor for tensor in request.inputs()}
+            if self._scores:
+                query, documents = (inputs[name].as_numpy() for name in ("QUERY", "DOCUMENT"))
+                return ScoreInput.read(query, documents, options, arrival_stamp(), self._step.limits)
             text, ids, lengths = (inputs.get(name) for name in ("TEXT", "TOKEN_IDS", "TOKEN_LENGTHS"))
             limits = self._step.limits
             if text is not None and ids is None and lengths is None:

@@ -1,0 +1,68 @@
+"""What differs between kinds of calls: how a chunk travels, and how its answer is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import tritonclient.grpc as grpcclient
+
+from rose_client.reranking import RerankOptions, Scores, read_scores, score_arguments
+from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_embeddings
+
+Answer = TypeVar("Answer", covariant=True)
+
+
+class Exchange(Protocol[Answer]):
+    """One kind of call as tensors."""
+
+    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+        """Keyword arguments of tritonclient's `infer` for a chunk, with the seconds that are left."""
+
+    def read(self, result: grpcclient.InferResult) -> Answer:
+        """A chunk's answer."""
+
+
+@dataclass(frozen=True)
+class EmbedExchange:
+    """The embedding contract.
+
+    Attributes:
+        model: name of the ensemble.
+        options: of the call.
+    """
+
+    model: str
+    options: EmbedOptions
+
+    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+        """As `infer_arguments`."""
+        return infer_arguments(self.model, items, self.options, seconds)
+
+    def read(self, result: grpcclient.InferResult) -> Embeddings:
+        """As `read_embeddings`."""
+        return read_embeddings(result)
+
+
+@dataclass(frozen=True)
+class ScoreExchange:
+    """The scoring contract; what travels in chunks are the documents.
+
+    Attributes:
+        model: name of the ensemble.
+        query: goes with every chunk, in UTF-8.
+        options: of the call.
+    """
+
+    model: str
+    query: bytes
+    options: RerankOptions
+
+    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+        """As `score_arguments`."""
+        return score_arguments(self.model, self.query, items, self.options, seconds)
+
+    def read(self, result: grpcclient.InferResult) -> Scores:
+        """As `read_scores`."""
+        return read_scores(result)

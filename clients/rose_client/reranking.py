@@ -1,0 +1,144 @@
+"""The scoring contract as gRPC tensors, and documents in the order of their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as grpcclient
+from typing_extensions import TypedDict
+
+_OUTPUTS = ("SCORE", "LOGIT", "TOKEN_COUNT")
+
+
+class TruncationOptions(TypedDict, total=False):
+    """What any call may ask for; anything left out is the checkpoint's own choice."""
+
+    truncate: bool
+    """Cut pairs that are too long (the default), or have them refused."""
+    truncation_direction: str
+    """The side of a text that is cut, `right` (the default) or `left`."""
+    lane: str
+    """`online` or `bulk`: where the request queues; by default as its size says."""
+
+
+class RerankOptions(TruncationOptions, total=False):
+    """What a call that scores may ask for besides."""
+
+    instruction: str
+    """What counts as relevant, for rerankers that are told so."""
+    raw_scores: bool
+    """Scores that are the logits, whatever the checkpoint makes of those."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one call, in the order of the documents.
+
+    Attributes:
+        scores: `[num_documents]` float32, as the checkpoint's authors meant them, e.g. between 0 and 1.
+        logits: `[num_documents]` float32, what they are made of. Rank by these: even if they differ, scores may not.
+        token_counts: `[num_documents]` int32, tokens that were run for each pair (after truncation).
+    """
+
+    scores: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32]
+    token_counts: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class RankedDocument:
+    """One document of a ranking.
+
+    Attributes:
+        index: its place among the documents of the call.
+        score: as the checkpoint's authors meant it.
+        logit: what it is made of.
+    """
+
+    index: int
+    score: float
+    logit: float
+
+
+def encode_query(query: str) -> bytes:
+    """The query in UTF-8.
+
+    Raises:
+        TypeError: it is not a string.
+    """
+    if not isinstance(query, str):
+        raise TypeError(f"query is a {type(query).__name__}, not a string")
+    return query.encode()
+
+
+def rerank_options(instruction: str | None, others: TruncationOptions, *, raw_scores: bool) -> RerankOptions:
+    """What was asked for, as one."""
+    asked = cast("RerankOptions", dict(others))
+    if instruction is not None:
+        asked["instruction"] = instruction
+    if raw_scores:
+        asked["raw_scores"] = True
+    return asked
+
+
+def check_top_n(top_n: int | None) -> None:
+    """Refuse a number of documents that cannot be meant.
+
+    Raises:
+        ValueError: it is not a whole number from 1 up.
+    """
+    if top_n is not None and (not isinstance(top_n, int) or isinstance(top_n, bool) or top_n < 1):
+        raise ValueError(f"top_n is {top_n!r}: ask for at least 1 document, or leave it out for all")
+
+
+def ranked(scores: Scores, top_n: int | None = None) -> list[RankedDocument]:
+    """Documents by falling logit, equal ones in their own order; the first `top_n`, or all."""
+    order = np.argsort(-scores.logits, kind="stable")[:top_n]
+    return [RankedDocument(int(i), float(scores.scores[i]), float(scores.logits[i])) for i in order]
+
+
+def join_scores(parts: Sequence[Scores]) -> Scores:
+    """The answers of consecutive chunks as one."""
+    return Scores(
+        np.concatenate([part.scores for part in parts]),
+        np.concatenate([part.logits for part in parts]),
+        np.concatenate([part.token_counts for part in parts]),
+    )
+
+
+def score_arguments(
+    model: str, query: bytes, documents: Sequence[bytes], options: RerankOptions, seconds: float
+) -> dict[str, Any]:
+    """Keyword arguments of tritonclient's `infer`; as `infer_arguments` of the embedding contract.
+
+    Args:
+        model: name of the ensemble.
+        query: in UTF-8.
+        documents: in UTF-8.
+        options: of the call.
+        seconds: until the deadline.
+    """
+    tensors = []
+    for name, texts in (("QUERY", [query]), ("DOCUMENT", documents)):
+        array = np.array([texts], dtype=np.object_)
+        tensor = grpcclient.InferInput(name, list(array.shape), "BYTES")
+        tensor.set_data_from_numpy(array)
+        tensors.append(tensor)
+    return {
+        "model_name": model,
+        "inputs": tensors,
+        "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
+        "parameters": dict(options),
+        "client_timeout": seconds,
+        "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
+    }
+
+
+def read_scores(result: grpcclient.InferResult) -> Scores:
+    """The answer's tensors, `[1, num_documents]` on the wire."""
+    scores, logits, counts = (result.as_numpy(name).ravel() for name in _OUTPUTS)
+    return Scores(scores, logits, counts)
