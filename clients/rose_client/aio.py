@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,7 @@ import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
-from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item
 from rose_client.dispatch import Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
@@ -27,6 +29,42 @@ from rose_client.wire import (
     read_embeddings,
     server_urls,
 )
+
+Answer = TypeVar("Answer", covariant=True)
+Answered = TypeVar("Answered")
+
+
+class Exchange(Protocol[Answer]):
+    """One kind of call as tensors."""
+
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+        """Keyword arguments of tritonclient's `infer` for a chunk, with the seconds that are left."""
+
+    def read(self, result: grpcclient.InferResult) -> Answer:
+        """A chunk's answer."""
+
+
+@dataclass(frozen=True)
+class EmbedExchange:
+    """The embedding contract.
+
+    Attributes:
+        model: name of the ensemble.
+        options: of the call.
+        request_id: what the servers' logs call it.
+    """
+
+    model: str
+    options: EmbedOptions
+    request_id: str = ""
+
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+        """As `infer_arguments`."""
+        return {**infer_arguments(self.model, items, self.options, seconds), "request_id": self.request_id}
+
+    def read(self, result: grpcclient.InferResult) -> Embeddings:
+        """As `read_embeddings`."""
+        return read_embeddings(result, self.options)
 
 
 class AsyncRoseClient:
@@ -56,15 +94,36 @@ class AsyncRoseClient:
 
     async def embed_with_counts(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> Embeddings:
         """As `RoseClient.embed_with_counts`. A cancelled task cancels its requests."""
-        call = self._dispatcher.call(encode_texts(texts), time.monotonic())
+        return join_embeddings(await self.exchange(encode_texts(texts), EmbedExchange(self._model, options)))
+
+    async def embed_tokens(self, sequences: Sequence[Sequence[int]], **options: Unpack[EmbedOptions]) -> Embeddings:
+        """As `embed_with_counts`, of token ids, which are used as they are: nothing is added, nothing cut.
+
+        Raises:
+            RequestError: as there.
+            ValueError: no sequences.
+            OverflowError: an id does not fit 32 bits.
+        """
+        if len(sequences) == 0:
+            raise ValueError("sequences is empty: a request needs at least one")
+        items = [np.array(sequence, np.int32) for sequence in sequences]
+        return join_embeddings(await self.exchange(items, EmbedExchange(self._model, options)))
+
+    async def exchange(self, items: Sequence[Item], exchange: Exchange[Answered]) -> list[Answered]:
+        """Send items in chunks; the answers of the chunks, in the order of the items.
+
+        Raises:
+            RequestError: as for `RoseClient.embed_with_counts`.
+        """
+        call: Call[Answered] = self._dispatcher.call(items, time.monotonic())
         try:
             if call.is_single:
-                await self._run_single(call, options)
+                await self._run_single(call, exchange)
             else:
-                await self._run_chunks(call, options)
+                await self._run_chunks(call, exchange)
         finally:
             call.close()
-        return join_embeddings(call.answers())
+        return call.answers()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -79,20 +138,20 @@ class AsyncRoseClient:
     ) -> None:
         await self.close()
 
-    async def _run_single(self, call: Call, options: EmbedOptions) -> None:
+    async def _run_single(self, call: Call[Answered], exchange: Exchange[Answered]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                call.settle(attempt, await self._send(attempt, options), time.monotonic())
+                call.settle(attempt, await self._send(attempt, exchange), time.monotonic())
             if call.is_finished:
                 return
             await asyncio.sleep(call.pause(time.monotonic()))
 
-    async def _run_chunks(self, call: Call, options: EmbedOptions) -> None:
-        running: dict[asyncio.Task[Embeddings | RequestError], Attempt] = {}
+    async def _run_chunks(self, call: Call[Answered], exchange: Exchange[Answered]) -> None:
+        running: dict[asyncio.Task[Answered | RequestError], Attempt] = {}
         try:
             while not call.is_finished:
                 for attempt in call.ready(time.monotonic()):
-                    running[asyncio.create_task(self._send(attempt, options))] = attempt
+                    running[asyncio.create_task(self._send(attempt, exchange))] = attempt
                 pause = call.pause(time.monotonic())
                 if not running:
                     await asyncio.sleep(pause)
@@ -104,9 +163,11 @@ class AsyncRoseClient:
             for task in running:
                 task.cancel()
 
-    async def _send(self, attempt: Attempt, options: EmbedOptions) -> Embeddings | RequestError:
-        arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+    async def _send(self, attempt: Attempt, exchange: Exchange[Answered]) -> Answered | RequestError:
+        arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
         try:
-            return read_embeddings(await self._clients[attempt.server].infer(**arguments))
+            return exchange.read(await self._clients[attempt.server].infer(**arguments))
         except InferenceServerException as cause:
             return RequestError.of(cause)
+        except RequestError as failure:
+            return failure

@@ -77,7 +77,7 @@ class RoseClient:
             ValueError: no texts.
             TypeError: something that is not a string.
         """
-        call = self._dispatcher.call(encode_texts(texts), time.monotonic())
+        call: Call[Embeddings] = self._dispatcher.call(encode_texts(texts), time.monotonic())
         try:
             if call.is_single:
                 self._run_single(call, options)
@@ -100,13 +100,13 @@ class RoseClient:
     ) -> None:
         self.close()
 
-    def _run_single(self, call: Call, options: EmbedOptions) -> None:
+    def _run_single(self, call: Call[Embeddings], options: EmbedOptions) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
                 arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
                 outcome: Embeddings | RequestError
                 try:
-                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments))
+                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments), options)
                 except InferenceServerException as cause:
                     outcome = RequestError.of(cause)
                 call.settle(attempt, outcome, time.monotonic())
@@ -114,7 +114,7 @@ class RoseClient:
                 return
             time.sleep(call.pause(time.monotonic()))
 
-    def _run_chunks(self, call: Call, options: EmbedOptions) -> None:
+    def _run_chunks(self, call: Call[Embeddings], options: EmbedOptions) -> None:
         # gRPC's futures instead of a pool of threads: they can be cancelled, and however many there are, gRPC
         # watches them from one thread per server.
         running: dict[Attempt, Any] = {}
@@ -134,7 +134,7 @@ class RoseClient:
                 except queue.Empty:
                     continue
                 del running[attempt]
-                outcome = read_embeddings(result) if error is None else RequestError.of(error)
+                outcome = read_embeddings(result, options) if error is None else RequestError.of(error)
                 call.settle(attempt, outcome, time.monotonic())
         except InferenceServerException as cause:  # an option that tritonclient refuses to send
             raise RequestError.of(cause) from cause

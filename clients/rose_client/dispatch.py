@@ -11,12 +11,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rose_client.balancer import Balancer
-from rose_client.chunking import Chunk, ChunkLimits, split
+from rose_client.chunking import Chunk, ChunkLimits, Item, split
 from rose_client.errors import RequestError
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
-from rose_client.wire import Embeddings
+
+Answer = TypeVar("Answer")
 
 _LONGEST_PAUSE = 1.0  # a server's avoidance ends without an event
 
@@ -67,12 +69,12 @@ class Dispatcher:
         self.max_in_flight = max_in_flight
         self.retries = retries
 
-    def call(self, texts: Sequence[bytes], now: float) -> Call:
-        """Begin a call, whose time runs from `now`."""
+    def call(self, texts: Sequence[Item], now: float) -> Call[Answer]:
+        """Begin a call, whose time runs from `now`, and whose chunks are answered with some type of the caller's."""
         return Call(split(texts, self.limits), self, now + self.timeout)
 
 
-class Call:
+class Call(Generic[Answer]):
     """The chunks of one call and how far they are. Not for use from several threads."""
 
     def __init__(self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float) -> None:
@@ -85,7 +87,7 @@ class Call:
         self._dead_at: dict[int, int] = {}  # by chunk, the server whose process was dead
         self._running: set[Attempt] = set()
         self._in_flight: Counter[int] = Counter()  # by server
-        self._answers: dict[int, Embeddings] = {}  # by chunk
+        self._answers: dict[int, Answer] = {}  # by chunk
 
     @property
     def is_single(self) -> bool:
@@ -123,7 +125,7 @@ class Call:
             attempts.append(attempt)
         return attempts
 
-    def settle(self, attempt: Attempt, outcome: Embeddings | RequestError, now: float) -> None:
+    def settle(self, attempt: Attempt, outcome: Answer | RequestError, now: float) -> None:
         """Take note of an attempt's outcome; a failed chunk may become due again.
 
         Raises:
@@ -133,12 +135,12 @@ class Call:
         self._release(attempt)
         balancer, retries = self._dispatcher.balancer, self._dispatcher.retries
         balancer.note(attempt.server, absent=isinstance(outcome, RequestError) and is_absent(outcome))
-        if isinstance(outcome, Embeddings):
+        if not isinstance(outcome, RequestError):
             self._answers[attempt.index] = outcome
             return
         failures = self._failures.setdefault(attempt.index, [])
         failures.append(outcome)
-        wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there)
+        wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there, is_split=not self.is_single)
         if wait is None or now + wait >= self._deadline:
             if self.is_single:
                 raise outcome
@@ -156,7 +158,7 @@ class Call:
             until = min(until, self._due[0][0])
         return max(0.0, until - now)
 
-    def answers(self) -> list[Embeddings]:
+    def answers(self) -> list[Answer]:
         """Every chunk's answer, in the order of the texts."""
         return [self._answers[index] for index in range(len(self._chunks))]
 
