@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, repository, serve, warm
+from rose_client.cli import build_kernels, demo, doctor, embed, gateway, repository, serve, warm
 
 app = typer.Typer(
     name="rose",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("gateway")(gateway.gateway)
 app.command("embed")(embed.embed)
 app.command("demo")(demo.demo)
 app.command("warm")(warm.warm)
