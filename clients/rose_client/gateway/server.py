@@ -37,7 +37,7 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 picks a free one.
+    """A socket that takes connections; port 0 picks a free one.
 
     Raises:
         OSError: the port is taken, or the host is not an address of this machine.
@@ -49,6 +49,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
+        listener.listen(_BACKLOG)  # so that whoever is told the address may connect
     except OSError:
         listener.close()
         raise
