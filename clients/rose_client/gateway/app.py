@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 
 from rose_client.gateway.cohere_routes import cohere_routes
 from rose_client.gateway.config import GatewayConfig
-from rose_client.gateway.errors import GatewayError, error_response
-from rose_client.gateway.inputs import INPUT_FORMS
+from rose_client.gateway.direct import DirectRoute, direct_routes
+from rose_client.gateway.errors import GatewayError, error_response, of_validation
 from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.gateway.openai_routes import openai_routes
 from rose_client.gateway.operations_routes import operations_routes
@@ -27,7 +27,6 @@ from rose_client.gateway.tei_routes import tei_routes
 from rose_client.gateway.vocabulary import Vocabularies
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
-_TELLING = ("greater_than_equal", "less_than", "string_unicode")  # right in kind, wrong in value
 _ERRORS: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request cannot be served; the message names the field and the limit."},
     "5XX": {"description": "No server answered in time, or none is there; try again after `Retry-After`."},
@@ -41,12 +40,13 @@ def create_app(config: GatewayConfig) -> ASGIApp:
         config: servers, limits and keys.
     """
     metrics = GatewayMetrics()
+    direct: dict[str, DirectRoute] = {}
     routes = FastAPI(
         title="ROSE gateway",
         version=version("rose-on-triton"),
         description="Embeddings and reranking by the routes of OpenAI, Perplexity, Cohere, Jina and "
         "text-embeddings-inference.",
-        lifespan=_routes_lifespan(config, metrics),
+        lifespan=_lifespan(config, metrics, direct),
         responses=_ERRORS,
         redoc_url=None,
     )
@@ -57,18 +57,7 @@ def create_app(config: GatewayConfig) -> ASGIApp:
 
     @routes.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        return error_response(request.url.path, _of_validation(error.errors()))
-
-    @routes.exception_handler(UnicodeEncodeError)
-    async def inexpressible(request: Request, error: UnicodeEncodeError) -> Response:
-        code = ord(error.object[error.start])
-        failure = GatewayError.invalid(f"a text holds the lone surrogate U+{code:04X}, which is no character")
-        return error_response(request.url.path, failure)
-
-    @routes.exception_handler(Exception)
-    async def broken(request: Request, _error: Exception) -> Response:  # the shell logs it
-        failure = GatewayError(500, "internal_error", "the gateway failed; its log says why")
-        return error_response(request.url.path, failure)
+        return error_response(request.url.path, of_validation(error.errors()))
 
     @routes.exception_handler(HTTPException)
     async def failed(request: Request, error: HTTPException) -> Response:
@@ -85,45 +74,27 @@ def create_app(config: GatewayConfig) -> ASGIApp:
             return document
 
         routes.openapi = with_security  # type: ignore[method-assign]
-    return Shell(routes, config, metrics)
+    return Shell(routes, direct, config, metrics)
 
 
-def _routes_lifespan(config: GatewayConfig, metrics: GatewayMetrics) -> Any:
+def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, DirectRoute]) -> Any:
     """Connections belong to the running event loop, so they are made, and the routes with them, when it starts."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = Service(config)
-        for router in (
+        routers = (
             openai_routes(service),
             cohere_routes(service),
             tei_routes(service, Vocabularies(service.models)),
             operations_routes(Readiness(service.models), metrics),
-        ):
+        )
+        for router in routers:
             app.include_router(router)
+        direct.update(direct_routes(routers))
         try:
             yield
         finally:
             await service.close()
 
     return lifespan
-
-
-def _of_validation(problems: Sequence[Any]) -> GatewayError:
-    """The most telling problem, in words that name the field."""
-    problem = next((problem for problem in problems if problem["type"] in _TELLING), problems[0])
-    place = [part for part in problem["loc"] if part != "body"]
-    kind = problem["type"]
-    if kind == "json_invalid":
-        return GatewayError.invalid(f"the body is not valid JSON: {problem.get('ctx', {}).get('error', '')}")
-    if not place:
-        return GatewayError.invalid("the body is not a JSON object; send it as application/json")
-    field = str(place[0])
-    if place[1:] == ["str"]:  # the first of the forms it may have
-        return GatewayError.invalid(f"{field} must be {INPUT_FORMS}", field)
-    name = ".".join(str(part) for part in place if not str(part).startswith("list["))
-    if kind == "missing":
-        return GatewayError.invalid(f"{name} is missing", field)
-    if kind == "extra_forbidden":
-        return GatewayError.invalid(f"{name} is not known", field)
-    return GatewayError.invalid(f"{name}: {problem['msg']}", field)

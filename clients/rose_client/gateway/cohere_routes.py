@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from starlette.responses import Response
 
-from rose_client.gateway.context import Context, context_of
+from rose_client.gateway.context import Context, RequestContext
 from rose_client.gateway.inputs import read_texts
 from rose_client.gateway.replies import base64_rows, json_response
 from rose_client.gateway.service import EmbedRequest, ScoreRequest, Service
@@ -146,19 +146,18 @@ def cohere_routes(service: Service) -> APIRouter:
         return json_response(reply, {"x-scoring": scores.method})
 
     @router.post("/v1/rerank", response_model=RerankReply, response_model_exclude_none=True)
-    async def rerank(body: RerankBody, request: Request) -> Response:
+    async def rerank(body: RerankBody, context: RequestContext) -> Response:
         """Order documents by relevance. `meta.scoring` says how: `cosine` where the model embeds."""
-        return await rank(body, context_of(request), "1", with_text=body.return_documents)
+        return await rank(body, context, "1", with_text=body.return_documents)
 
     @router.post("/v2/rerank", response_model=RerankReply, response_model_exclude_none=True)
-    async def rerank_v2(body: RerankV2Body, request: Request) -> Response:
+    async def rerank_v2(body: RerankV2Body, context: RequestContext) -> Response:
         """Order documents by relevance, as `/v1/rerank`. Documents are cut at the model's own limit."""
-        return await rank(body, context_of(request), "2", with_text=False)
+        return await rank(body, context, "2", with_text=False)
 
     @router.post("/v2/embed", response_model=EmbedReply)
-    async def embed(body: EmbedBody, request: Request) -> Response:
+    async def embed(body: EmbedBody, context: RequestContext) -> Response:
         """Embed texts."""
-        context = context_of(request)
         wanted = EmbedRequest(read_texts(body.texts, "texts", limit), body.model, body.options(), "texts")
         _, answer = await service.embed(wanted, context)
         reply = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.requests import Request
+from fastapi import Depends, Request
 
 from rose_client.wire import EmbedOptions
 
@@ -42,3 +42,7 @@ def context_of(request: Request) -> Context:
     """The context of a request."""
     context: Context = request.scope[_KEY]
     return context
+
+
+RequestContext = Annotated[Context, Depends(context_of)]
+"""Annotation of a route's parameter `context`."""

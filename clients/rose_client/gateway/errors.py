@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -19,6 +19,9 @@ _EXPIRED = re.compile(r"timeout expired", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than", re.IGNORECASE)
 _WHERE = re.compile(r"^in ensemble '[^']*', (?:\[request id: [^\]]*\] )?")
 _SOON = 1.0  # seconds after which to come back where the server has no idea
+
+INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+_TELLING = ("greater_than_equal", "less_than")  # right in kind, wrong in value
 
 _TEI_ROUTES = frozenset(
     {"/", "/embed", "/embed_all", "/rerank", "/similarity", "/tokenize", "/info", "/health", "/ping"}
@@ -98,6 +101,26 @@ def error_response(path: str, error: GatewayError, headers: Mapping[str, str] | 
     if status == 401:
         sent["www-authenticate"] = "Bearer"
     return Response(orjson.dumps(body), status, sent, "application/json")
+
+
+def of_validation(problems: Sequence[Any]) -> GatewayError:
+    """The most telling problem, in words that name the field."""
+    problem = next((problem for problem in problems if problem["type"] in _TELLING), problems[0])
+    place = [part for part in problem["loc"] if part != "body"]
+    kind = problem["type"]
+    if kind == "json_invalid":
+        return GatewayError.invalid(f"the body is not valid JSON: {problem.get('ctx', {}).get('error', '')}")
+    if not place:
+        return GatewayError.invalid("the body is not a JSON object; send it as application/json")
+    field = str(place[0])
+    if place[1:] == ["str"]:  # the first of the forms it may have
+        return GatewayError.invalid(f"{field} must be {INPUT_FORMS}", field)
+    name = ".".join(str(part) for part in place if not str(part).startswith("list["))
+    if kind == "missing":
+        return GatewayError.invalid(f"{name} is missing", field)
+    if kind == "extra_forbidden":
+        return GatewayError.invalid(f"{name} is not known", field)
+    return GatewayError.invalid(f"{name}: {problem['msg']}", field)
 
 
 def _style(path: str) -> Callable[[GatewayError], tuple[int, Any]]:

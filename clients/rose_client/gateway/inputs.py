@@ -13,7 +13,6 @@ from rose_client.gateway.errors import GatewayError
 
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Inputs: TypeAlias = Union[StrictStr, list[StrictStr], list[TokenId], list[list[TokenId]]]  # noqa: UP007 - read by pydantic on 3.10
-INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
 
 
 def read_inputs(value: Any, field: str, limit: int) -> list[Item]:

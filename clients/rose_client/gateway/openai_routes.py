@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 from starlette.responses import Response
 
-from rose_client.gateway.context import context_of
+from rose_client.gateway.context import RequestContext
 from rose_client.gateway.inputs import Inputs, read_inputs
 from rose_client.gateway.replies import base64_rows, json_response, lowest_bit_first
 from rose_client.gateway.service import EmbedRequest, Service
@@ -102,11 +102,11 @@ def openai_routes(service: Service) -> APIRouter:
     router = APIRouter(prefix="/v1", tags=["OpenAI"])
 
     @router.post("/embeddings", response_model=EmbeddingsReply)
-    async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
+    async def embeddings(body: EmbeddingsBody, context: RequestContext) -> Response:
         """Embed texts or token ids. Token ids are used as they are: no special tokens are added."""
         items = read_inputs(body.input, "input", service.config.max_inputs)
         wanted = EmbedRequest(items, body.model, body.options())
-        model, answer = await service.embed(wanted, context_of(request))
+        model, answer = await service.embed(wanted, context)
         data = [
             {"object": "embedding", "index": index, "embedding": embedding}
             for index, embedding in enumerate(_encoded(answer, body.encoding_format))

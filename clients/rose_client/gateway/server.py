@@ -31,6 +31,7 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
         server_header=False,
         date_header=False,
         backlog=_BACKLOG,
+        proxy_headers=False,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
     return uvicorn.Server(settings)

@@ -9,13 +9,15 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rose_client.gateway.config import GatewayConfig
 from rose_client.gateway.context import Context
+from rose_client.gateway.direct import DirectRoute
 from rose_client.gateway.errors import GatewayError, error_response
 from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.wire import EmbedOptions
@@ -35,13 +37,17 @@ class Shell:
     the route (and with it what it asked of servers) when the sender goes away, and counts what came of it.
 
     Args:
-        app: has the routes.
+        app: has the routes that are not direct.
+        direct: those that are, by path; POST all.
         config: keys and limits.
         metrics: where to count.
     """
 
-    def __init__(self, app: ASGIApp, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, app: ASGIApp, direct: Mapping[str, DirectRoute], config: GatewayConfig, metrics: GatewayMetrics
+    ) -> None:
         self._app = app
+        self._direct = direct
         self._limit = config.max_body_bytes
         self._keys = tuple(_digest(key.encode()) for key in config.api_keys)
         self._metrics = metrics
@@ -56,24 +62,32 @@ class Shell:
         context.put(scope)
         answer = _Answer(send, context)
         path: str = scope["path"]
+        direct = self._direct.get(path) if scope["method"] == "POST" else None
         self._metrics.began()
         try:
             self._admit(path, headers)
             body = await _read_body(headers, receive, self._limit)
-            if body is not None:
-                await _run(self._app, scope, body, receive, answer)
+            if body is None:
+                return
+            if direct is None:
+                await self._app(scope, _replay(body, receive), answer)
+                return
+            response = await _unless_gone(direct(body, context), receive)
+            if response is not None:
+                await response(scope, receive, answer)
         except GatewayError as error:
-            if answer.status is None:
-                await error_response(path, error)(scope, receive, answer)
-        except asyncio.CancelledError:
-            raise
+            await error_response(path, error)(scope, receive, answer)
+        except UnicodeEncodeError as error:  # from JSON's escapes; no server could be told
+            code = ord(error.object[error.start])
+            failure = GatewayError.invalid(f"a text holds the lone surrogate U+{code:04X}, which is no character")
+            await error_response(path, failure)(scope, receive, answer)
         except Exception:
             logger.exception("request failed: id=%s path=%s", context.request_id, path)
             if answer.status is None:
                 failure = GatewayError(500, "internal_error", "the gateway failed; its log says why")
                 await error_response(path, failure)(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", "other")
+            route = direct.path if direct is not None else getattr(scope.get("route"), "path", "other")
             self._metrics.ended(route, answer.status, time.perf_counter() - context.began, context)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes]) -> None:
@@ -126,27 +140,31 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: in
             return b"".join(parts)
 
 
-async def _run(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-    """The route, until it is done or its sender is gone."""
+async def _unless_gone(work: Coroutine[Any, Any, Response], receive: Receive) -> Response | None:
+    """What the work gives; None if the sender goes away before, which cancels the work.
+
+    `receive` gives a message then, and otherwise only after the answer.
+    """
     gone = asyncio.ensure_future(receive())
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that begins with a body already read."""
     unread = [body]
 
     async def replay() -> Message:
         if unread:
             return {"type": "http.request", "body": unread.pop(), "more_body": False}
-        return await asyncio.shield(gone)
+        return await receive()
 
-    route = asyncio.ensure_future(app(scope, replay, send))
-    try:
-        await asyncio.wait((route, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not route.done():
-            route.cancel()
-            await asyncio.wait((route,))
-        if not route.cancelled():
-            route.result()
-    finally:
-        route.cancel()
-        gone.cancel()
+    return replay
 
 
 def _too_large(limit: int) -> GatewayError:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 from starlette.responses import Response
 
-from rose_client.gateway.context import Context, context_of
+from rose_client.gateway.context import Context, RequestContext
 from rose_client.gateway.errors import GatewayError
 from rose_client.gateway.inputs import Inputs, check_count, read_inputs, read_texts
 from rose_client.gateway.replies import json_response
@@ -128,9 +128,8 @@ def tei_routes(service: Service, vocabularies: Vocabularies) -> APIRouter:
 
     @router.post("/embed", response_model=list[list[float]])
     @router.post("/", response_model=list[list[float]], include_in_schema=False)
-    async def embed(body: TeiEmbedBody, request: Request) -> Response:
+    async def embed(body: TeiEmbedBody, context: RequestContext) -> Response:
         """Embed texts, or token ids, which are used as they are."""
-        context = context_of(request)
         items = read_inputs(body.inputs, "inputs", limit)
         _, answer = await service.embed(EmbedRequest(items, body.model, body.options(), "inputs"), context)
         return json_response(answer.vectors, timing_headers(context))
@@ -142,9 +141,8 @@ def tei_routes(service: Service, vocabularies: Vocabularies) -> APIRouter:
         raise GatewayError.unsupported(f"model {model.name!r} has no vectors of single tokens", "inputs")
 
     @router.post("/rerank", response_model=list[Rank], response_model_exclude_none=True)
-    async def rerank(body: TeiRerankBody, request: Request) -> Response:
+    async def rerank(body: TeiRerankBody, context: RequestContext) -> Response:
         """Order texts by relevance. The header `x-scoring` says how: `cosine` where the model embeds."""
-        context = context_of(request)
         texts = read_texts(body.texts, "texts", limit)
         wanted = ScoreRequest(body.query.encode(), texts, body.model, body.options(), "texts")
         _, scores = await service.score(wanted, context)
@@ -157,9 +155,8 @@ def tei_routes(service: Service, vocabularies: Vocabularies) -> APIRouter:
         return json_response(reply, {**timing_headers(context), "x-scoring": scores.method})
 
     @router.post("/similarity", response_model=list[float])
-    async def similarity(body: SimilarityBody, request: Request) -> Response:
+    async def similarity(body: SimilarityBody, context: RequestContext) -> Response:
         """Cosine of a sentence and each of several, all embedded alike."""
-        context = context_of(request)
         given = body.inputs
         read_texts(given.sentences, "inputs.sentences", limit - 1)
         items = read_texts([given.source_sentence, *given.sentences], "inputs", limit)
