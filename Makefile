@@ -39,7 +39,7 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,dev
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev
 	@touch $@
 
 clean:

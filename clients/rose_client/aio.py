@@ -13,7 +13,7 @@ import tritonclient.grpc.aio as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
-from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, estimate_tokens
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tokens
 from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
@@ -67,13 +67,13 @@ class AsyncRoseClient:
     async def embed_with_counts(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> Embeddings:
         """As `RoseClient.embed_with_counts`. A cancelled task cancels its requests."""
         exchange = EmbedExchange(self._model, options)
-        return join_embeddings(await self._exchange(encode_texts(texts), exchange))
+        return join_embeddings(await self.exchange(encode_texts(texts), exchange))
 
     async def score(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Scores:
         """As `RoseClient.score`. A cancelled task cancels its requests."""
         exchange = ScoreExchange(self._model, encode_query(query), options)
         beside = estimate_tokens(exchange.query)
-        return join_scores(await self._exchange(encode_texts(documents, "documents"), exchange, beside))
+        return join_scores(await self.exchange(encode_texts(documents, "documents"), exchange, beside))
 
     async def rerank(
         self,
@@ -89,6 +89,40 @@ class AsyncRoseClient:
         asked = rerank_options(instruction, options, raw_scores=raw_scores)
         return ranked(await self.score(query, documents, **asked), top_n)
 
+    async def embed_tokens(self, sequences: Sequence[Sequence[int]], **options: Unpack[EmbedOptions]) -> Embeddings:
+        """As `embed_with_counts`, of token ids, which are used as they are: nothing is added, nothing cut.
+
+        Raises:
+            RequestError: as there.
+            ValueError: no sequences.
+            OverflowError: an id does not fit 32 bits.
+        """
+        if len(sequences) == 0:
+            raise ValueError("sequences is empty: a request needs at least one")
+        items = [np.array(sequence, np.int32) for sequence in sequences]
+        return join_embeddings(await self.exchange(items, EmbedExchange(self._model, options)))
+
+    async def exchange(self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+        """Send items in chunks; the answers of the chunks, in the order of the items.
+
+        Args:
+            items: texts or token ids.
+            exchange: how they travel and their answers are read.
+            beside: tokens that are run with each item, besides its own.
+
+        Raises:
+            RequestError: as for `RoseClient.embed_with_counts`.
+        """
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
+        try:
+            if call.is_single:
+                await self._run_single(call, exchange)
+            else:
+                await self._run_chunks(call, exchange)
+        finally:
+            call.close()
+        return call.answers()
+
     async def close(self) -> None:
         """Close the connections."""
         for client in self._clients:
@@ -101,18 +135,6 @@ class AsyncRoseClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    async def _exchange(self, items: Sequence[bytes], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
-        """Send items in chunks; the answers of the chunks, in the order of the items."""
-        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
-        try:
-            if call.is_single:
-                await self._run_single(call, exchange)
-            else:
-                await self._run_chunks(call, exchange)
-        finally:
-            call.close()
-        return call.answers()
 
     async def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
@@ -145,3 +167,5 @@ class AsyncRoseClient:
             return exchange.read(await self._clients[attempt.server].infer(**arguments))
         except InferenceServerException as cause:
             return RequestError.of(cause)
+        except RequestError as failure:
+            return failure

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 _BYTES_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
+
+Item: TypeAlias = bytes | npt.NDArray[np.int32]
+"""One input: a text in UTF-8, or its token ids. Those of a call are all of one kind."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +43,27 @@ class Chunk:
 
     Attributes:
         first: index of the first of them in the call.
-        texts: in UTF-8.
+        texts: in UTF-8, or as token ids.
         tokens: their estimated number of tokens.
     """
 
     first: int
-    texts: Sequence[bytes]
+    texts: Sequence[Item]
     tokens: int
 
 
-def estimate_tokens(text: bytes) -> int:
-    """About how many tokens a UTF-8 text has, special ones included.
+def estimate_tokens(text: Item) -> int:
+    """About how many tokens a UTF-8 text has, special ones included; of token ids, their number.
 
     A client has no tokenizer. Four bytes a token is about right for English, too few tokens for scripts and code
     that split more finely, and too many for texts the server truncates; it only has to share work out evenly.
     """
+    if not isinstance(text, bytes):
+        return len(text)
     return -(-len(text) // _BYTES_PER_TOKEN) + _SPECIAL_TOKENS
 
 
-def split(texts: Sequence[bytes], limits: ChunkLimits, beside: int = 0) -> list[Chunk]:
+def split(texts: Sequence[Item], limits: ChunkLimits, beside: int = 0) -> list[Chunk]:
     """The texts in their order, in as few chunks as filling one after the other gives; at least one text.
 
     `beside` tokens are run with each text, besides its own.

@@ -15,7 +15,7 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
-from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, estimate_tokens
+from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tokens
 from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
@@ -148,7 +148,7 @@ class RoseClient:
     ) -> None:
         self.close()
 
-    def _exchange(self, items: Sequence[bytes], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+    def _exchange(self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
         """Send items in chunks; the answers of the chunks, in the order of the items."""
         call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rose_client.balancer import Balancer
-from rose_client.chunking import Chunk, ChunkLimits, split
+from rose_client.chunking import Chunk, ChunkLimits, Item, split
 from rose_client.errors import RequestError
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
 
@@ -69,11 +69,11 @@ class Dispatcher:
         self.max_in_flight = max_in_flight
         self.retries = retries
 
-    def call(self, texts: Sequence[bytes], now: float, beside: int = 0) -> Call[Answer]:
+    def call(self, texts: Sequence[Item], now: float, beside: int = 0) -> Call[Answer]:
         """Begin a call, whose time runs from `now`, and whose chunks are answered with some type of the caller's.
 
         Args:
-            texts: in UTF-8.
+            texts: in UTF-8, or as token ids.
             now: seconds.
             beside: tokens that are run with each text, besides its own.
         """
@@ -146,7 +146,7 @@ class Call(Generic[Answer]):
             return
         failures = self._failures.setdefault(attempt.index, [])
         failures.append(outcome)
-        wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there)
+        wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there, is_split=not self.is_single)
         if wait is None or now + wait >= self._deadline:
             if self.is_single:
                 raise outcome

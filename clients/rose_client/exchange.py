@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import tritonclient.grpc as grpcclient
 
+from rose_client.chunking import Item
 from rose_client.reranking import RerankOptions, Scores, read_scores, score_arguments
 from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_embeddings
 
@@ -17,7 +18,7 @@ Answer = TypeVar("Answer", covariant=True)
 class Exchange(Protocol[Answer]):
     """One kind of call as tensors."""
 
-    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
         """Keyword arguments of tritonclient's `infer` for a chunk, with the seconds that are left."""
 
     def read(self, result: grpcclient.InferResult) -> Answer:
@@ -31,18 +32,20 @@ class EmbedExchange:
     Attributes:
         model: name of the ensemble.
         options: of the call.
+        request_id: what the servers' logs call it.
     """
 
     model: str
     options: EmbedOptions
+    request_id: str = ""
 
-    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
         """As `infer_arguments`."""
-        return infer_arguments(self.model, items, self.options, seconds)
+        return {**infer_arguments(self.model, items, self.options, seconds), "request_id": self.request_id}
 
     def read(self, result: grpcclient.InferResult) -> Embeddings:
         """As `read_embeddings`."""
-        return read_embeddings(result)
+        return read_embeddings(result, self.options)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class ScoreExchange:
     query: bytes
     options: RerankOptions
 
-    def arguments(self, items: Sequence[bytes], seconds: float) -> dict[str, Any]:
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
         """As `score_arguments`."""
         return score_arguments(self.model, self.query, items, self.options, seconds)
 

@@ -11,6 +11,9 @@ import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 from typing_extensions import TypedDict
 
+from rose_client.chunking import Item
+from rose_client.wire import text_tensor, time_arguments
+
 _OUTPUTS = ("SCORE", "LOGIT", "TOKEN_COUNT")
 
 
@@ -111,7 +114,7 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
 
 
 def score_arguments(
-    model: str, query: bytes, documents: Sequence[bytes], options: RerankOptions, seconds: float
+    model: str, query: bytes, documents: Sequence[Item], options: RerankOptions, seconds: float
 ) -> dict[str, Any]:
     """Keyword arguments of tritonclient's `infer`; as `infer_arguments` of the embedding contract.
 
@@ -122,19 +125,12 @@ def score_arguments(
         options: of the call.
         seconds: until the deadline.
     """
-    tensors = []
-    for name, texts in (("QUERY", [query]), ("DOCUMENT", documents)):
-        array = np.array([texts], dtype=np.object_)
-        tensor = grpcclient.InferInput(name, list(array.shape), "BYTES")
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
     return {
         "model_name": model,
-        "inputs": tensors,
+        "inputs": [text_tensor("QUERY", [query]), text_tensor("DOCUMENT", documents)],
         "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
         "parameters": dict(options),
-        "client_timeout": seconds,
-        "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
+        **time_arguments(seconds),
     }
 
 

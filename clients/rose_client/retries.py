@@ -42,14 +42,16 @@ def hinted_wait(message: str) -> float:
 class RetryPolicy:
     """When a failed chunk is sent again, always within the call's deadline.
 
-    UNAVAILABLE is retried until the deadline as long as some server is there, a dead stub once, anything else never:
-    it would fail again, or might be what kills servers.
+    UNAVAILABLE is retried until the deadline as long as some server is there (`busy_tries` may end it sooner), a dead
+    stub once, anything else never: it would fail again, or might be what kills servers.
 
     Attributes:
         first_wait: seconds before the first retry; each further wait is twice as long.
         longest_wait: seconds a wait grows to, a server's own hint aside.
         jitter: share of a wait that is left to chance, so that clients do not come back all at once.
         absent_tries: how often a chunk may find no server, or no model there, when all servers are absent.
+        busy_tries: how often the one chunk of a call may be refused by servers that are there; None: until the
+            deadline. Chunks of a split call are not counted, since what the others brought would be lost.
         avoidance: seconds for which a server is left alone that was absent or has a dead stub, if there are others.
     """
 
@@ -57,14 +59,16 @@ class RetryPolicy:
     longest_wait: float = 2.0
     jitter: float = 0.5
     absent_tries: int = 7
+    busy_tries: int | None = None
     avoidance: float = 1.0
 
-    def wait(self, failures: Sequence[RequestError], *, is_anyone_there: bool) -> float | None:
+    def wait(self, failures: Sequence[RequestError], *, is_anyone_there: bool, is_split: bool = False) -> float | None:
         """Seconds until a chunk goes out again; None if it must not.
 
         Args:
             failures: of the chunk, the latest last.
             is_anyone_there: not all servers are absent; a chunk may meet an absent one often while the rest is full.
+            is_split: the chunk is one of several of its call.
         """
         latest = failures[-1]
         if is_dead_stub(latest):
@@ -75,6 +79,10 @@ class RetryPolicy:
                 return None
         elif latest.status != "UNAVAILABLE":
             return None
+        elif self.busy_tries is not None and not is_split:
+            refusals = sum(failure.status == "UNAVAILABLE" and not is_absent(failure) for failure in failures)
+            if refusals >= self.busy_tries:
+                return None
         doubled = self.first_wait * 2.0 ** min(len(failures) - 1, _MOST_DOUBLINGS)
         certain = 1 - self.jitter * random.random()  # noqa: S311 - spreads load, guards nothing
         return hinted_wait(latest.message) + min(doubled, self.longest_wait) * certain

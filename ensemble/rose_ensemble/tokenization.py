@@ -33,6 +33,25 @@ class Tokens:
     lengths: Int32Array
 
 
+@dataclass(frozen=True)
+class Piece:
+    """One token of a text.
+
+    Attributes:
+        id: in the vocabulary.
+        text: the characters it stands for; of a special token its name.
+        special: put in by the tokenizer, or a control token; then it has no place.
+        start: index of its first character.
+        stop: index after its last one.
+    """
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
 class TextTokenizer:
     """A checkpoint's `tokenizer.json`, with whatever truncation and padding the file bakes in switched off.
 
@@ -71,6 +90,26 @@ class TextTokenizer:
         except Exception as cause:  # the library raises nothing narrower
             raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
         return [encoding.ids for encoding in encodings]
+
+    def pieces(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Piece]]:
+        """What each text is taken apart into, at any length.
+
+        Raises:
+            InvalidArgumentError: as for `encode`.
+        """
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+        except Exception as cause:  # the library raises nothing narrower
+            raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
+        return [
+            [
+                Piece(token, word, True, None, None) if special else Piece(token, text[start:stop], False, start, stop)
+                for token, word, special, (start, stop) in zip(
+                    encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
+                )
+            ]
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def fit(self, encoded: Sequence[list[int]], *, truncate: bool, direction: str) -> Tokens:
         """Bring encoded texts under the length limit and lay them back to back.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import json
 import re
@@ -11,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
+from tests.support.gateways import running_gateway
 from tests.support.oracle import Oracle
 from tests.support.prometheus import Counters
 from tests.support.serving import Serving, serving
@@ -99,3 +102,27 @@ def test_the_next_request_is_served(narrow: Serving, oracle: Oracle) -> None:
     vectors = _embed(narrow.grpc, ["tea"])
     assert not isinstance(vectors, Exception)
     assert_close(vectors[0, 0], oracle.vector("tea"))
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_through_the_gateway_it_is_429(narrow: Serving, oracle: Oracle, as_list: bool) -> None:
+    """Every request is answered, right or refused with a time to come back; strings and lists alike."""
+    texts = make_texts(200, longest=200, seed=37)
+
+    with running_gateway(narrow.grpc) as gateway, concurrent.futures.ThreadPoolExecutor(100) as pool:
+
+        def post(text: str) -> httpx.Response:
+            return gateway.post("/v1/embeddings", json={"model": "embed", "input": [text] if as_list else text})
+
+        answers = list(pool.map(post, texts))
+    statuses = collections.Counter(answer.status_code for answer in answers)
+    assert set(statuses) == {200, 429}
+    assert statuses[200] > _MOST
+    for answer in answers:
+        if answer.status_code == 429:
+            assert int(answer.headers["retry-after"]) >= 1
+            assert "the queue is full" in answer.json()["error"]["message"]
+    served = [(text, answer) for text, answer in zip(texts, answers, strict=True) if answer.status_code == 200]
+    for text, answer in served[:5]:
+        assert_close(answer.json()["data"][0]["embedding"], oracle.vector(text))
+    assert Counters(f"http://{narrow.metrics}/metrics").read("rose_queued_requests") == 0

@@ -10,7 +10,7 @@ import pytest
 
 from rose_client import AsyncRoseClient, RequestError, RoseClient
 from rose_ensemble.server_process import Endpoints
-from tests.support.cases import HARBOUR
+from tests.support.cases import HARBOUR, POT_IDS, TEA_IDS
 from tests.support.oracle import Oracle
 from tests.support.vectors import assert_close
 
@@ -85,3 +85,12 @@ async def test_asyncio_client(server: Endpoints, oracle: Oracle) -> None:
         with pytest.raises(RequestError) as refusal:
             await client.embed(["stone " * 300], truncate=False)
     assert refusal.value.status == "INVALID_ARGUMENT"
+
+
+async def test_token_ids(server: Endpoints, oracle: Oracle) -> None:
+    async with AsyncRoseClient(server.grpc) as client:
+        answer = await client.embed_tokens([TEA_IDS, POT_IDS])
+        assert_close(answer.vectors, oracle.vectors(["tea", "pot"]))
+        assert answer.token_counts.tolist() == [3, 3]
+        with pytest.raises(ValueError, match="empty"):
+            await client.embed_tokens([])

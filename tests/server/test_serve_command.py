@@ -7,11 +7,13 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ from tests.support.processes import processes_mentioning, rose_command, running
 from tests.support.vectors import assert_close
 from tests.support.waiting import wait_until
 
-_FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
+_FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--gateway-port=0")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,9 @@ def logs() -> list[str]:
 def printed(tmp_path_factory: pytest.TempPathFactory, logs: list[str]) -> Iterator[list[str]]:
     """The lines a running `rose serve` has printed."""
     folder = tmp_path_factory.mktemp("serve")
-    command = rose_command("serve", f"--repository={folder / 'repository'}", "--log-level=info", *_FREE_PORTS)
+    command = rose_command(
+        "serve", f"--repository={folder / 'repository'}", "--log-level=info", "--gateway", *_FREE_PORTS
+    )
     with running(command, folder / "log") as process:
         assert process.stdout is not None
         lines = []
@@ -45,7 +49,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory, logs: list[str]) -> Iterat
             pytest.fail((folder / "log").read_text(errors="replace"))
         logs[:] = (folder / "log").read_text().splitlines()
         yield lines
+        gateway = int(_address(lines, "gateway").rpartition(":")[2])
     assert processes_mentioning(folder) == []
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", gateway)) != 0
 
 
 def test_ready_line(printed: list[str]) -> None:
@@ -74,6 +81,13 @@ def test_printed_python_works(printed: list[str], oracle: Oracle) -> None:
     arguments = [sys.executable, *shlex.split(command)[1:]]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True)
     assert_close(np.array(done.stdout.strip(" []\n").split(), np.float32), oracle.vector("hello")[:4])
+
+
+def test_printed_gateway_answers(printed: list[str], oracle: Oracle) -> None:
+    url = _address(printed, "gateway")
+    assert httpx.get(f"{url}/health", timeout=60).json() == {"embed": "ready"}
+    answer = httpx.post(f"{url}/v1/embeddings", json={"model": "embed", "input": "hello"}, timeout=60)
+    assert_close(answer.json()["data"][0]["embedding"], oracle.vector("hello"))
 
 
 def test_embed_reads_standard_input(printed: list[str], oracle: Oracle) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rose_client import ChunkLimits
@@ -52,3 +53,8 @@ def test_the_defaults_make_a_request_of_about_two_engine_batches() -> None:
 def test_limits_leave_room(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0"):
         ChunkLimits(**{name: 0})
+
+
+def test_token_ids_are_counted_as_they_are() -> None:
+    ids = [np.arange(5, dtype=np.int32)] * 3
+    assert [(chunk.first, chunk.tokens) for chunk in split(ids, ChunkLimits(max_tokens=10))] == [(0, 10), (2, 5)]

@@ -91,3 +91,11 @@ def test_a_server_that_is_down_is_left_alone_for_longer_than_a_busy_one() -> Non
     assert _EXACT.avoid_for(_DEAD_STUB, 0.05) == 1.0
     assert _EXACT.avoid_for(_REFUSED, 1.6) == 1.6
     assert _EXACT.avoid_for(_STOPPING, 0.05) == 0.05
+
+
+def test_a_refusal_may_end_a_call_of_one_chunk() -> None:
+    policy = RetryPolicy(first_wait=0.05, jitter=0.0, busy_tries=2)
+    assert policy.wait([_STOPPING], is_anyone_there=True) == 0.05
+    assert policy.wait([_REFUSED, _STOPPING], is_anyone_there=True) == 0.1
+    assert policy.wait([_STOPPING] * 2, is_anyone_there=True) is None
+    assert policy.wait([_STOPPING] * 2, is_anyone_there=True, is_split=True) == 0.1

@@ -88,3 +88,31 @@ def test_answers_of_chunks_follow_one_another() -> None:
     assert joined.token_counts.tolist() == [7, 8, 9]
     assert (joined.vectors.dtype, joined.token_counts.dtype) == (np.float32, np.int32)
     assert join_embeddings(parts[:1]) is parts[0]
+
+
+def test_token_ids_travel_back_to_back() -> None:
+    sequences = [np.array([101, 5572, 102], np.int32), np.array([101, 102], np.int32)]
+    ids, lengths = infer_arguments("embed", sequences, _NONE, 1.0)["inputs"]
+    assert (ids.name(), ids.datatype(), list(ids.shape())) == ("TOKEN_IDS", "INT32", [1, 5])
+    assert (lengths.name(), lengths.datatype(), list(lengths.shape())) == ("TOKEN_LENGTHS", "INT32", [1, 2])
+
+
+def test_outputs_are_asked_for_by_the_option_of_that_name() -> None:
+    def asked(**options: Any) -> list[str]:
+        outputs = infer_arguments("embed", [b"tea"], EmbedOptions(**options), 1.0)["outputs"]
+        return [output.name() for output in outputs]
+
+    assert asked() == ["EMBEDDING", "TOKEN_COUNT"]
+    assert asked(outputs="binary,float") == ["EMBEDDING_BINARY", "EMBEDDING", "TOKEN_COUNT"]
+
+
+def test_codes_are_joined_too() -> None:
+    def part(value: int) -> Embeddings:
+        codes = np.full((2, 4), value, np.int8)
+        return Embeddings(np.empty((2, 0), np.float32), np.array([3, 3], np.int32), int8=codes)
+
+    joined = join_embeddings([part(1), part(-2)])
+    assert joined.int8 is not None
+    assert joined.int8[:, 0].tolist() == [1, 1, -2, -2]
+    assert joined.binary is None
+    assert joined.vectors.shape == (4, 0)

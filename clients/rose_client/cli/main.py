@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, inspect, repository, rerank, serve, warm
+from rose_client.cli import build_kernels, demo, doctor, embed, gateway, inspect, repository, rerank, serve, warm
 
 app = typer.Typer(
     name="rose",
@@ -13,6 +13,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("gateway")(gateway.gateway)
 app.command("embed")(embed.embed)
 app.command("rerank")(rerank.rerank)
 app.command("demo")(demo.demo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,8 @@ import typer
 
 from rose_backend.errors import RoseError
 from rose_client.cli.console import err, errors_to_exit, out, sigterm_unwinds
+from rose_client.cli.gateway import KeyFileOption
+from rose_client.cli.gateway_process import GatewayProcess, require_packages
 from rose_client.cli.pipelines import (
     AttentionOption,
     BudgetOption,
@@ -55,6 +58,11 @@ def serve(
     http_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8001,
     metrics_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8002,
+    gateway: Annotated[
+        bool, typer.Option("--gateway", help="Answer the routes of OpenAI, Cohere and others too: see `rose gateway`.")
+    ] = False,
+    gateway_port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8080,
+    api_key_file: KeyFileOption = None,
     log_level: Annotated[
         str,
         typer.Option(
@@ -72,7 +80,9 @@ def serve(
     """
     if log_level not in LEVELS:
         raise typer.BadParameter(f"--log-level is {log_level!r}, not one of {', '.join(LEVELS)}")
-    with errors_to_exit(RoseError), sigterm_unwinds():
+    with errors_to_exit(RoseError), sigterm_unwinds(), ExitStack() as running:
+        if gateway:
+            require_packages()
         store = open_repository(repository)
         pipelines = [
             served_as(
@@ -96,20 +106,29 @@ def serve(
         found = replace(found, environment={**found.environment, LEVEL_VARIABLE: log_level})
         server = ServerProcess(found, store.folder, names, endpoints)
         supervisor = Supervisor(server, pipelines, HealthPolicy(interval=probe_interval))
-        with server:
-            with err.status(f"starting {', '.join(names)}"):
-                server.wait_until_ready()
-                supervisor.wait_until_answering()
-            _announce(endpoints, pipelines)
-            raise typer.Exit(supervisor.run())
+        running.enter_context(server)
+        front, address = None, None
+        with err.status(f"starting {', '.join(names)}"):
+            server.wait_until_ready()
+            supervisor.wait_until_answering()
+            if gateway:
+                front = running.enter_context(GatewayProcess(server, gateway_port, api_key_file))
+                address = front.wait_until_listening()
+        _announce(endpoints, pipelines, address)
+        status = supervisor.run()
+        if front is not None:
+            front.require_success()
+        raise typer.Exit(status)
 
 
-def _announce(endpoints: Endpoints, pipelines: list[Pipeline]) -> None:
+def _announce(endpoints: Endpoints, pipelines: list[Pipeline], gateway: str | None) -> None:
     model, scores = pipelines[0].name, pipelines[0].scores
     out.print(f"ready: {', '.join(pipeline.name for pipeline in pipelines)}", style="green")
     out.print(f"  gRPC     {endpoints.grpc}", markup=False)
     out.print(f"  HTTP     http://{endpoints.http}", markup=False)
     out.print(f"  metrics  http://{endpoints.metrics}/metrics", markup=False)
+    if gateway is not None:
+        out.print(f"  gateway  {gateway}", markup=False)
     tensors = ("QUERY", "DOCUMENT") if scores else ("TEXT",)
     inputs = [f'{{"name":"{name}","datatype":"BYTES","shape":[1,1],"data":["hello"]}}' for name in tensors]
     body = f'{{"inputs":[{",".join(inputs)}]}}'

@@ -1,0 +1,79 @@
+"""`rose gateway`: HTTP routes of OpenAI, Cohere and others before running servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rose_client.cli.console import fail, out
+
+KEY_VARIABLE = "ROSE_GATEWAY_API_KEY"
+_MEBIBYTE = 2**20
+
+KeyFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--api-key-file", help=f"Keys, one a line, that senders must present; or a single one in ${KEY_VARIABLE}."
+    ),
+]
+
+
+def gateway(
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host:port of a server's gRPC endpoint; several share the work.", show_default="localhost:8001"
+        ),
+    ] = None,
+    metrics_url: Annotated[
+        list[str] | None, typer.Option(help="host:port of a server's metrics page, for the status page.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8080,
+    api_key_file: KeyFileOption = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 60.0,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 32,
+    max_inputs: Annotated[int, typer.Option(min=1, help="Most texts of a request.")] = 4096,
+) -> None:
+    """Answer the routes of OpenAI, Cohere, Jina and text-embeddings-inference by asking running servers."""
+    keys = api_keys(api_key_file)
+    try:
+        from rose_client.gateway.config import GatewayConfig
+        from rose_client.gateway.server import listen, make_server
+    except ImportError as cause:
+        fail(f"the gateway needs its packages: pip install 'rose-on-triton\\[gateway]' ({cause.name} is missing)")
+    config = GatewayConfig(
+        urls=tuple(url or ("localhost:8001",)),
+        timeout=timeout,
+        max_body_bytes=max_body_mib * _MEBIBYTE,
+        max_inputs=max_inputs,
+        api_keys=keys,
+        metrics_urls=tuple(metrics_url or ()),
+    )
+    try:
+        listener = listen(host, port)
+    except OSError as cause:
+        fail(f"cannot listen on {host}:{port}: {cause.strerror}")
+    address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+    out.print(f"  gateway  http://{address}", markup=False)
+    make_server(config).run([listener])
+
+
+def api_keys(path: Path | None) -> tuple[str, ...]:
+    """The keys of a file and of the environment."""
+    keys: list[str] = []
+    if path is not None:
+        try:
+            keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        except OSError as cause:
+            fail(f"--api-key-file {path}: {cause.strerror}")
+        if not keys:
+            fail(f"--api-key-file {path} holds no key")
+    if KEY_VARIABLE in os.environ:
+        keys.append(os.environ[KEY_VARIABLE])
+    if not all(keys):
+        fail(f"${KEY_VARIABLE} is empty: unset it, or give a key")
+    return tuple(keys)

@@ -1,0 +1,1 @@
+"""An HTTP gateway: the routes of OpenAI, Perplexity, Cohere, Jina and text-embeddings-inference over ROSE servers."""

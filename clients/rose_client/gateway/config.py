@@ -1,0 +1,34 @@
+"""What a gateway is told at start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Servers, limits and keys.
+
+    Attributes:
+        urls: `host:port` of each server's gRPC endpoint; all serve the same models.
+        timeout: seconds a request may take, retries included.
+        max_body_bytes: largest body of a request.
+        max_inputs: most texts, token lists or documents of a request.
+        api_keys: whoever presents one of them as a bearer is let in; without any, everybody is.
+        metrics_urls: `host:port` of the servers' metrics pages, for the status page.
+    """
+
+    urls: Sequence[str] = ("localhost:8001",)
+    timeout: float = 60.0
+    max_body_bytes: int = 32 * 2**20
+    max_inputs: int = 4096
+    api_keys: Sequence[str] = field(default=(), repr=False)
+    metrics_urls: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_inputs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: a request needs room for at least 1")
+        if not all(self.api_keys):
+            raise ValueError("api_keys holds an empty key, which anybody could present")

@@ -1,0 +1,61 @@
+"""What the gateway counts, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from rose_client.gateway.context import Context
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_GONE = "499"  # nginx's status for a sender that went away
+
+
+class GatewayMetrics:
+    """Counters of one gateway."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # a second series for each, which nothing here reads
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "rose_gateway_requests", "Requests answered.", ("route", "status"), registry=self._registry
+        )
+        self._seconds = Histogram(
+            "rose_gateway_request_seconds",
+            "From the first byte to the answer.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._upstream = Histogram(
+            "rose_gateway_upstream_seconds",
+            "Of that, waiting for servers.",
+            ("route",),
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self._tokens = Counter("rose_gateway_tokens", "Tokens that were run.", ("route",), registry=self._registry)
+        self._running = Gauge("rose_gateway_running_requests", "Requests under way.", registry=self._registry)
+
+    def began(self) -> None:
+        """A request came."""
+        self._running.inc()
+
+    def ended(self, route: str, status: int | None, seconds: float, context: Context) -> None:
+        """It was answered, or its sender went away."""
+        self._running.dec()
+        self._requests.labels(route, _GONE if status is None else str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        if context.upstream_seconds:
+            self._upstream.labels(route).observe(context.upstream_seconds)
+            self._tokens.labels(route).inc(context.num_tokens)
+
+    def page(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,34 @@
+"""Health and metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from rose_client.gateway.metrics import GatewayMetrics
+from rose_client.gateway.readiness import Readiness
+from rose_client.gateway.replies import json_response
+
+
+def operations_routes(readiness: Readiness, metrics: GatewayMetrics) -> APIRouter:
+    """What orchestrators and monitoring ask for."""
+    router = APIRouter(tags=["operations"])
+
+    @router.get("/health/live", response_model=dict[str, str])
+    async def live() -> Response:
+        """Say that the gateway's process answers; servers are not asked."""
+        return json_response({"status": "live"})
+
+    @router.get("/health", response_model=dict[str, str])
+    @router.get("/health/ready", response_model=dict[str, str])
+    @router.get("/ping", response_model=dict[str, str], include_in_schema=False)
+    async def ready() -> Response:
+        """Have every model embed a tiny text; 503 if one does not answer."""
+        return json_response(dict(await readiness.check()))
+
+    @router.get("/metrics", response_class=Response)
+    async def page() -> Response:
+        """Show the gateway's own counters, for Prometheus."""
+        return Response(metrics.page(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return router

@@ -1,0 +1,115 @@
+"""How relevant documents are to a query, by whichever contract the model has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import tritonclient.grpc as grpcclient
+
+from rose_client.chunking import Item
+from rose_client.exchange import EmbedExchange
+from rose_client.gateway.models import Contract, Model
+from rose_client.wire import EmbedOptions, join_embeddings, text_tensor, time_arguments
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a query's documents got.
+
+    Attributes:
+        values: `[num_documents]` float32, the higher the more relevant.
+        raw: `[num_documents]` float32, before the sigmoid; the same where there is none.
+        method: `cosine` or `cross-encoder`.
+        num_tokens: that were run.
+    """
+
+    values: npt.NDArray[np.float32]
+    raw: npt.NDArray[np.float32]
+    method: str
+    num_tokens: int
+
+
+class Scorer(Protocol):
+    """Scores documents."""
+
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
+        """Scores in the order of the documents.
+
+        Raises:
+            RequestError: as the client's calls.
+        """
+
+
+def scorer_of(model: Model) -> Scorer:
+    """What fits the model's contract."""
+    return _CosineScorer(model) if model.contract is Contract.EMBED else _CrossScorer(model)
+
+
+@dataclass(frozen=True)
+class _CosineScorer:
+    """An embedding model: cosine of the query's vector and each document's, with the checkpoint's prompts for both."""
+
+    model: Model
+
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
+        async def embed(items: Sequence[Item], input_type: str) -> tuple[npt.NDArray[np.float32], int]:
+            wanted: EmbedOptions = {"normalize": True, "input_type": input_type, **options}
+            parts = await self.model.client.exchange(items, EmbedExchange(self.model.name, wanted, request_id))
+            answer = join_embeddings(parts)
+            return answer.vectors, int(answer.token_counts.sum())
+
+        asked = asyncio.ensure_future(embed([query], "query"))
+        try:
+            others, tokens = await embed(documents, "document")
+            own, own_tokens = await asked
+        finally:
+            asked.cancel()
+        values = others @ own[0]
+        return Scores(values, values, "cosine", own_tokens + tokens)
+
+
+@dataclass(frozen=True)
+class _CrossScorer:
+    """A model that reads query and document together."""
+
+    model: Model
+
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
+        parts = await self.model.client.exchange(documents, _ScoreExchange(self.model, query, options, request_id))
+        return Scores(
+            np.concatenate([part.values for part in parts]),
+            np.concatenate([part.raw for part in parts]),
+            "cross-encoder",
+            sum(part.num_tokens for part in parts),
+        )
+
+
+@dataclass(frozen=True)
+class _ScoreExchange:
+    """The scoring contract: QUERY and DOCUMENT in; SCORE, LOGIT and TOKEN_COUNT out."""
+
+    model: Model
+    query: bytes
+    options: EmbedOptions
+    request_id: str
+
+    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+        """The query goes with every chunk of documents."""
+        return {
+            "model_name": self.model.name,
+            "inputs": [text_tensor("QUERY", [self.query]), text_tensor("DOCUMENT", items)],
+            "outputs": [grpcclient.InferRequestedOutput(name) for name in ("SCORE", "LOGIT", "TOKEN_COUNT")],
+            "parameters": dict(self.options),
+            "request_id": self.request_id,
+            **time_arguments(seconds),
+        }
+
+    def read(self, result: grpcclient.InferResult) -> Scores:
+        """Scores of a chunk."""
+        values, raw, counts = (result.as_numpy(name).ravel() for name in ("SCORE", "LOGIT", "TOKEN_COUNT"))
+        return Scores(values, raw, "cross-encoder", int(counts.sum()))

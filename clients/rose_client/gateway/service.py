@@ -1,0 +1,120 @@
+"""What every route comes down to: one request model, two calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rose_client.chunking import Item
+from rose_client.errors import RequestError
+from rose_client.exchange import EmbedExchange
+from rose_client.gateway.config import GatewayConfig
+from rose_client.gateway.context import Context
+from rose_client.gateway.errors import GatewayError
+from rose_client.gateway.models import Contract, Model, Models
+from rose_client.gateway.scoring import Scores, scorer_of
+from rose_client.wire import OUTPUT_TENSORS, Embeddings, EmbedOptions, join_embeddings
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """Texts to embed, whatever the route.
+
+    Attributes:
+        items: texts in UTF-8, or token ids.
+        model: its name; None for the default.
+        options: as the servers know them.
+        field: what the route calls the texts, for messages.
+    """
+
+    items: Sequence[Item]
+    model: str | None = None
+    options: EmbedOptions = field(default_factory=EmbedOptions)
+    field: str = "input"
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Documents to score against a query, whatever the route.
+
+    Attributes:
+        query: in UTF-8.
+        documents: in UTF-8.
+        model: its name; None for the default.
+        options: as the servers know them.
+        field: what the route calls the documents.
+    """
+
+    query: bytes
+    documents: Sequence[Item]
+    model: str | None = None
+    options: EmbedOptions = field(default_factory=EmbedOptions)
+    field: str = "documents"
+
+
+class Service:
+    """Translates requests into calls of the client.
+
+    Args:
+        config: servers and limits.
+    """
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self.config = config
+        self.models = Models(config)
+
+    async def embed(self, request: EmbedRequest, context: Context) -> tuple[Model, Embeddings]:
+        """Vectors of a request, and the model they are from.
+
+        Raises:
+            GatewayError: whatever the reason.
+        """
+        model = await self.models.get(request.model)
+        if model.contract is not Contract.EMBED:
+            raise GatewayError.unsupported(f"model {model.name!r} scores documents and has no embeddings", "model")
+        self._check_outputs(model, request.options)
+        exchange = EmbedExchange(model.name, {**request.options, **context.trace}, context.request_id)
+        with _told(context, request.items, request.field):
+            answer = join_embeddings(await model.client.exchange(request.items, exchange))
+        context.num_tokens += int(answer.token_counts.sum())
+        return model, answer
+
+    async def score(self, request: ScoreRequest, context: Context) -> tuple[Model, Scores]:
+        """Scores of a request, and the model they are from.
+
+        Raises:
+            GatewayError: whatever the reason.
+        """
+        model = await self.models.get(request.model, Contract.SCORE)
+        options: EmbedOptions = {**request.options, **context.trace}
+        with _told(context, [request.query, *request.documents], request.field):
+            scores = await scorer_of(model).score(request.query, request.documents, options, context.request_id)
+        context.num_tokens += scores.num_tokens
+        return model, scores
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.models.close()
+
+    @staticmethod
+    def _check_outputs(model: Model, options: EmbedOptions) -> None:
+        for name in options.get("outputs", "float").split(","):
+            if OUTPUT_TENSORS[name] not in model.outputs:
+                raise GatewayError.unsupported(
+                    f"model {model.name!r} has no {name} vectors: it would need the output {OUTPUT_TENSORS[name]}"
+                )
+
+
+@contextmanager
+def _told(context: Context, items: Sequence[Item], field_name: str) -> Iterator[None]:
+    """Count, take the time, and translate errors."""
+    context.num_characters += sum(len(item.decode()) for item in items if isinstance(item, bytes))
+    began = time.perf_counter()
+    try:
+        yield
+    except RequestError as error:
+        raise GatewayError.of(error, field_name) from error
+    finally:
+        context.upstream_seconds += time.perf_counter() - began

@@ -1,0 +1,120 @@
+"""`rose gateway` and the gateway beside `rose serve`: keys, ports, and ending together."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from rose_client.cli.gateway_process import GatewayFailedError, GatewayProcess, require_packages
+from rose_client.cli.main import app
+from rose_ensemble.server_process import Endpoints
+from tests.support.fake_triton import FakeTriton, fake_triton
+from tests.support.processes import processes_mentioning, rose_command, running
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeTriton]:
+    with fake_triton() as fake:
+        yield fake
+
+
+class _Server:
+    """What a gateway knows of its server."""
+
+    def __init__(self, grpc_port: int) -> None:
+        self.endpoints = Endpoints("127.0.0.1", 0, grpc_port, 0)
+        self.stopping = threading.Event()
+
+    def terminate(self) -> None:
+        self.stopping.set()
+
+
+def test_keys_of_a_file_and_the_environment(fake: FakeTriton, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alpha\n\nbeta \n")
+    command = rose_command("gateway", f"--url={fake.url}", "--port=0", f"--api-key-file={keys}")
+    with running(command, tmp_path / "log", {"ROSE_GATEWAY_API_KEY": "gamma"}) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        for key, status in (("alpha", 200), ("beta", 200), ("gamma", 200), ("delta", 401)):
+            answer = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=60)
+            assert answer.status_code == status
+        process.terminate()
+        assert process.wait(60) in (0, -15, 143)
+    assert "alpha" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("\n", "holds no key")])
+def test_a_key_file_without_keys_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    keys = tmp_path / "keys"
+    if content is not None:
+        keys.write_text(content)
+    result = CliRunner().invoke(app, ["gateway", f"--api-key-file={keys}"])
+    assert result.exit_code == 1
+    assert message in result.stderr
+
+
+def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROSE_GATEWAY_API_KEY", "")
+    result = CliRunner().invoke(app, ["gateway"])
+    assert result.exit_code == 1
+    assert "ROSE_GATEWAY_API_KEY is empty" in result.stderr
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["gateway", f"--port={port}"])
+    assert result.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_packages()
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvloop" else found(name))
+    with pytest.raises(GatewayFailedError, match=r"rose-on-triton\[gateway\].*uvloop missing"):
+        require_packages()
+
+
+def test_it_ends_with_its_server(fake: FakeTriton) -> None:
+    server: Any = _Server(fake.port)
+    with GatewayProcess(server, 0, None) as gateway:
+        url = gateway.wait_until_listening()
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        server.stopping.set()
+        gateway.require_success()
+    assert processes_mentioning(f"--url={fake.url}") == []
+
+
+def test_its_end_ends_the_server(fake: FakeTriton) -> None:
+    server: Any = _Server(fake.port)
+    with GatewayProcess(server, 0, None) as gateway:
+        gateway.wait_until_listening()
+        gateway._process.kill()
+        wait_until(server.stopping.is_set, "the server is asked to end")
+        with pytest.raises(GatewayFailedError, match="with status -9"):
+            gateway.require_success()
+
+
+def test_a_gateway_that_cannot_start_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server: Any = _Server(1)
+        with (
+            GatewayProcess(server, taken.getsockname()[1], None) as gateway,
+            pytest.raises(GatewayFailedError, match="status 1 before it was ready"),
+        ):
+            gateway.wait_until_listening()
