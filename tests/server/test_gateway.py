@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,13 +20,14 @@ from tests.support.gateways import running_gateway
 from tests.support.oracle import Oracle
 from tests.support.texts import make_texts
 from tests.support.vectors import assert_close, assert_starts_with
+from tests.support.waiting import wait_until
 
 _DOCUMENTS = ["a pot of green tea", "a tractor in the field", "tea"]
 
 
 @pytest.fixture(scope="module")
 def gateway(server: Endpoints) -> Iterator[httpx.Client]:
-    with running_gateway(server.grpc) as client:
+    with running_gateway(server.grpc, metrics_urls=(server.metrics,)) as client:
         yield client
 
 
@@ -308,7 +313,7 @@ def test_every_route_is_documented(gateway: httpx.Client) -> None:
     assert set(paths) == {
         *("/v1/embeddings", "/v1/models", "/v1/models/{model}", "/v1/rerank", "/v2/rerank", "/v2/embed"),
         *("/embed", "/embed_all", "/rerank", "/similarity", "/tokenize", "/info"),
-        *("/health", "/health/live", "/health/ready", "/metrics"),
+        *("/health", "/health/live", "/health/ready", "/metrics", "/status.json"),
     }
     assert "swagger" in gateway.get("/docs").text.lower()
     assert gateway.get("/nothing").json()["error"]["code"] == "not_found"
@@ -323,3 +328,41 @@ def test_dimensions_are_passed_on(gateway: httpx.Client, oracle: Oracle) -> None
     else:
         cut = oracle.vector("tea")[:64]
         assert_close(answer.json()["data"][0]["embedding"], cut / np.linalg.norm(cut))
+
+
+def test_status(gateway: httpx.Client) -> None:
+    """The engine's counters come with the server's metrics, twice a second."""
+    gateway.post("/embed", json={"inputs": "tea"})
+    status = gateway.get("/status.json").json()
+    assert [model["name"] for model in status["models"]] == ["embed"]
+    assert status["routes"]["/embed"]["requests"] >= 1
+    assert status["routes"]["/embed"]["tokens"] >= 3
+    wait_until(
+        lambda: gateway.get("/status.json").json()["servers"][0]["engines"]["rose"]["tokens"] >= 3, "it has run tokens"
+    )
+    [server] = gateway.get("/status.json").json()["servers"]
+    assert server["error"] is None
+    assert server["engines"]["rose"]["queued_requests"] == 0
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium")
+@pytest.mark.parametrize(("hash_", "shown"), [("embed", "1.000"), ("rerank", "cosine")])
+def test_status_page_in_a_browser(gateway: httpx.Client, tmp_path: Path, hash_: str, shown: str) -> None:
+    url = f"{str(gateway.base_url).rstrip('/')}/status#{hash_}"
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path}",
+        "--virtual-time-budget=5000",
+    ]
+    done = subprocess.run(
+        ["chromium", *options, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True
+    )
+    page = done.stdout
+    assert re.search(r'id="state">as of ', page), page[-3000:]
+    assert re.search(r"<td>embed</td><td>embed</td><td>EMBEDDING, TOKEN_COUNT</td>", page)
+    assert "rose @ " in page
+    result = page[page.index('id="result"') :]
+    assert shown in result
+    assert "The ferry leaves the harbour at dawn." in result

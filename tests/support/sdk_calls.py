@@ -69,7 +69,7 @@ def llama_index_openai() -> dict[str, Any]:
 def llama_index_tei() -> dict[str, Any]:
     from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
 
-    client = TextEmbeddingsInference(model_name="embed", base_url=URL, auth_token=f"Bearer {KEY}")
+    client = TextEmbeddingsInference(model_name="embed", base_url=URL, auth_token=KEY)
     return {"documents": client.get_text_embedding_batch(TEXTS), "query": client.get_query_embedding("tea")}
 
 

@@ -237,8 +237,10 @@ def test_keys(fake: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
         assert status("bearer first-key") == 200
         for wrong in (None, "Bearer", "Bearer first-ke", "Bearer first-key2", "Basic first-key", "first-key"):
             assert status(wrong) == 401
-        assert {status(None, path) for path in ("/health", "/health/live", "/ping")} == {200}
-        assert {status(None, path) for path in ("/docs", "/openapi.json", "/metrics", "/nothing")} == {401}
+        assert {status(None, path) for path in ("/health", "/health/live", "/ping", "/status")} == {200}
+        assert {status(None, path) for path in ("/docs", "/openapi.json", "/metrics", "/status.json", "/nothing")} == {
+            401
+        }
         refused = gateway.post("/v1/embeddings", json={"input": "tea"})
         assert refused.headers["www-authenticate"] == "Bearer"
         assert refused.json()["error"]["code"] == "invalid_api_key"

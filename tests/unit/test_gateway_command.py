@@ -53,6 +53,22 @@ def test_keys_of_a_file_and_the_environment(fake: FakeTriton, tmp_path: Path) ->
     assert "alpha" not in (tmp_path / "log").read_text()
 
 
+def test_workers_share_a_port_and_count_together(fake: FakeTriton, tmp_path: Path) -> None:
+    command = rose_command("gateway", f"--url={fake.url}", "--port=0", "--workers=2")
+    with running(command, tmp_path / "log", {"TMPDIR": str(tmp_path)}) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        for _ in range(20):  # each on a connection of its own
+            assert httpx.post(f"{url}/embed", json={"inputs": "tea"}, timeout=60).status_code == 200
+        page = httpx.get(f"{url}/metrics", timeout=60).text
+        assert 'rose_gateway_requests_total{route="/embed",status="200"} 20.0' in page
+        process.terminate()
+        process.wait(60)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
 @pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("\n", "holds no key")])
 def test_a_key_file_without_keys_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
     keys = tmp_path / "keys"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -34,32 +35,36 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 picks a free one.")] = 8080,
     api_key_file: KeyFileOption = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the port.")] = 1,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 32,
     max_inputs: Annotated[int, typer.Option(min=1, help="Most texts of a request.")] = 4096,
 ) -> None:
     """Answer the routes of OpenAI, Cohere, Jina and text-embeddings-inference by asking running servers."""
     keys = api_keys(api_key_file)
-    try:
-        from rose_client.gateway.config import GatewayConfig
-        from rose_client.gateway.server import listen, make_server
-    except ImportError as cause:
-        fail(f"the gateway needs its packages: pip install 'rose-on-triton\\[gateway]' ({cause.name} is missing)")
-    config = GatewayConfig(
-        urls=tuple(url or ("localhost:8001",)),
-        timeout=timeout,
-        max_body_bytes=max_body_mib * _MEBIBYTE,
-        max_inputs=max_inputs,
-        api_keys=keys,
-        metrics_urls=tuple(metrics_url or ()),
-    )
-    try:
-        listener = listen(host, port)
-    except OSError as cause:
-        fail(f"cannot listen on {host}:{port}: {cause.strerror}")
-    address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-    out.print(f"  gateway  http://{address}", markup=False)
-    make_server(config).run([listener])
+    with tempfile.TemporaryDirectory(prefix="rose-gateway-") as shared:
+        if workers > 1:  # read by prometheus_client when it is imported, in every worker
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
+        try:
+            from rose_client.gateway.config import GatewayConfig
+            from rose_client.gateway.server import listen, run
+        except ImportError as cause:
+            fail(f"the gateway needs its packages: pip install 'rose-on-triton\\[gateway]' ({cause.name} is missing)")
+        config = GatewayConfig(
+            urls=tuple(url or ("localhost:8001",)),
+            timeout=timeout,
+            max_body_bytes=max_body_mib * _MEBIBYTE,
+            max_inputs=max_inputs,
+            api_keys=keys,
+            metrics_urls=tuple(metrics_url or ()),
+        )
+        try:
+            listener = listen(host, port)
+        except OSError as cause:
+            fail(f"cannot listen on {host}:{port}: {cause.strerror}")
+        address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+        out.print(f"  gateway  http://{address}", markup=False)
+        run(config, listener, workers)
 
 
 def api_keys(path: Path | None) -> tuple[str, ...]:

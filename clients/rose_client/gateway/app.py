@@ -23,6 +23,7 @@ from rose_client.gateway.operations_routes import operations_routes
 from rose_client.gateway.readiness import Readiness
 from rose_client.gateway.service import Service
 from rose_client.gateway.shell import Shell, describe_security
+from rose_client.gateway.status import Status
 from rose_client.gateway.tei_routes import tei_routes
 from rose_client.gateway.vocabulary import Vocabularies
 
@@ -87,7 +88,7 @@ def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, 
             openai_routes(service),
             cohere_routes(service),
             tei_routes(service, Vocabularies(service.models)),
-            operations_routes(Readiness(service.models), metrics),
+            operations_routes(Readiness(service.models), metrics, Status(service.models, metrics, config.metrics_urls)),
         )
         for router in routers:
             app.include_router(router)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -10,15 +12,20 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from rose_client.gateway.context import Context
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _GONE = "499"  # nginx's status for a sender that went away
 
 
 class GatewayMetrics:
-    """Counters of one gateway."""
+    """Counters of one gateway; of several workers together where `SHARED_FOLDER` names a folder.
+
+    That variable is prometheus_client's own, which reads it when it is imported.
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()  # a second series for each, which nothing here reads
@@ -41,7 +48,12 @@ class GatewayMetrics:
             registry=self._registry,
         )
         self._tokens = Counter("rose_gateway_tokens", "Tokens that were run.", ("route",), registry=self._registry)
-        self._running = Gauge("rose_gateway_running_requests", "Requests under way.", registry=self._registry)
+        self._running = Gauge(
+            "rose_gateway_running_requests",
+            "Requests under way.",
+            multiprocess_mode="livesum",
+            registry=self._registry,
+        )
 
     def began(self) -> None:
         """A request came."""
@@ -58,4 +70,8 @@ class GatewayMetrics:
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        if SHARED_FOLDER not in os.environ:
+            return generate_latest(self._registry)
+        everyone = CollectorRegistry()
+        MultiProcessCollector(everyone)
+        return generate_latest(everyone)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from rose_client.gateway.app import create_app
 from rose_client.gateway.config import GatewayConfig
@@ -14,15 +16,36 @@ _BACKLOG = 2048
 
 
 def make_server(config: GatewayConfig) -> uvicorn.Server:
-    """A gateway that serves, once its `run` is given a bound socket, until SIGTERM or SIGINT.
+    """A gateway that serves, once its `run` is given a socket, until SIGTERM or SIGINT.
 
     It answers what it has accepted before it ends.
 
     Args:
         config: servers, limits and keys.
     """
-    settings = uvicorn.Config(
-        create_app(config),
+    return uvicorn.Server(_settings(config, 1))
+
+
+def run(config: GatewayConfig, listener: socket.socket, workers: int) -> None:
+    """Serve until SIGTERM or SIGINT, then answer what was accepted and return.
+
+    Args:
+        config: servers, limits and keys.
+        listener: what `listen` gave.
+        workers: processes that share it; one that dies is replaced.
+    """
+    if workers == 1:
+        make_server(config).run([listener])
+        return
+    settings = _settings(config, workers)
+    Multiprocess(settings, [listener]).run()
+
+
+def _settings(config: GatewayConfig, workers: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        partial(create_app, config),
+        factory=True,
+        workers=workers,
         loop="uvloop",
         http="httptools",
         lifespan="on",
@@ -34,7 +57,6 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
         proxy_headers=False,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
     )
-    return uvicorn.Server(settings)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -24,7 +24,7 @@ from rose_client.wire import EmbedOptions
 
 logger = logging.getLogger(__name__)
 
-OPEN_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OPEN_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/status"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
