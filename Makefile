@@ -43,7 +43,7 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,dev,loadtest
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,dev,loadtest,deploy
 	@touch $@
 
 clean:
