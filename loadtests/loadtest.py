@@ -25,7 +25,7 @@ from traffic.report import as_html, as_json, columns
 from traffic.running import Run, Target, embedded_server, run_plan
 from traffic.samples import ONLINE, Summary, summarize, totals
 
-MIX = "5x2,12x5,12x10,12x20,12x30,12x40,12x60,20x5+bulk,20x10+bulk,20x20+bulk,day:72x20"
+MIX = "5x2,12x5,12x10,12x20,12x40,12x60,20x5+bulk,20x10+bulk,20x20+bulk,day:48x20"
 _TRIAL_SECONDS = 15
 
 
