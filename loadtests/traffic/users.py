@@ -87,7 +87,8 @@ class TrafficUser(User):
         super().__init__(environment)
         type(self)._count += 1
         worker = getattr(environment.runner, "worker_index", 0)
-        self.rng = random.Random(f"{type(self).__name__} {worker} {type(self)._count}")
+        # The same texts at the same moments whatever the protocol, so that a comparison compares servers.
+        self.rng = random.Random(f"{self.traffic} {worker} {type(self)._count}")
         self.endpoint = type(self).open_endpoint(environment)
 
     def send(self, texts: list[str], due: float, phase: int) -> None:

@@ -98,6 +98,7 @@ def test_comparison_prints_both_columns(server: Endpoints, openai_url: str, tmp_
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
     assert rows["rose"][0] == "stub"
+    assert rows["requests"][0] == rows["requests"][1]  # the same traffic for both
     requests, refused = (int(value) for value in (rows["requests"][1], rows["refused"][1]))
     assert refused == requests // 4
     assert rows["refused"][0] == "0"
