@@ -4,7 +4,7 @@ PYTHON ?= $(shell bash tools/find_python.sh)
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo serve test test-all lint format bench clean
+.PHONY: demo serve test test-all lint format bench loadtest docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.server
@@ -34,12 +34,20 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python loadtests/cpu_throughput.py
 
+docs: $(VENV)/.dev
+	@$(BIN)/python tools/config_reference.py
+	@$(BIN)/python -m mkdocs build --strict
+
+# Online queries at rising rates, bulk jobs beside them and a day in a minute, against a server of its own; a report.
+loadtest: $(VENV)/.dev
+	@$(BIN)/python loadtests/loadtest.py mix
+
 $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev,loadtest,deploy,docs
 	@touch $@
 
 clean:

@@ -1,0 +1,1 @@
+"""Images, compose file, chart, rules and dashboard."""

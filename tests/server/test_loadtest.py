@@ -1,0 +1,153 @@
+"""Locust against the real server: every protocol, several processes, comparison, and the whole of `make loadtest`."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadtests.traffic.running import LoadError, Target, run_plan
+from loadtests.traffic.samples import BULK, OK, ONLINE, read_samples
+from rose_ensemble.server_process import Endpoints
+from tests.support.prometheus import Counters
+
+_LOADTESTS = Path(__file__).parents[2] / "loadtests"
+_PLAN = "2x10,2x10+bulk"
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_everything_sent_is_answered_and_counted(server: Endpoints, counters: Counters, kind: str) -> None:
+    sequences, tokens = counters.read("rose_sequences_total"), counters.read("rose_tokens_total")
+    target = Target(kind, getattr(server, kind), "embed", f"http://{server.metrics}/metrics")
+    run = run_plan(target, _PLAN, bulk_jobs=1)
+    assert {sample.outcome for sample in run.samples} == {OK}
+    assert {sample.traffic for sample in run.samples} == {ONLINE, BULK}
+    assert all(sample.texts == (1 if sample.traffic == ONLINE else 100) for sample in run.samples)
+    assert all(sample.phase == 1 for sample in run.samples if sample.traffic == BULK)
+    # What the server counted is what locust says that it sent, and what the answers say of tokens.
+    assert counters.read("rose_sequences_total") - sequences == sum(sample.texts for sample in run.samples)
+    assert counters.read("rose_tokens_total") - tokens == sum(sample.tokens for sample in run.samples)
+    assert run.readings[-1].tokens >= run.readings[0].tokens
+
+
+def test_a_model_that_is_not_there_fails_and_is_not_called_busy(server: Endpoints) -> None:
+    run = run_plan(Target("grpc", server.grpc, "nobody"), "2x10")
+    assert {sample.outcome for sample in run.samples} == {"failed"}
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_there_fails_and_is_not_called_busy() -> None:
+    host = Endpoints.free("127.0.0.1").grpc
+    run = run_plan(Target("grpc", host, "embed"), "2x10", timeout=2)
+    assert {sample.outcome for sample in run.samples} == {"failed"}
+
+
+def test_a_bad_plan_is_named_before_anything_runs(server: Endpoints) -> None:
+    with pytest.raises(ValueError, match="plan part 'x'"):
+        run_plan(Target("grpc", server.grpc, "embed"), "x")
+    with pytest.raises(LoadError, match="'smtp' is not one of"):
+        Target("smtp", server.grpc, "embed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """`/v1/embeddings` that refuses every fourth request."""
+
+    protocol_version = "HTTP/1.1"
+    calls = 0
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert body["model"] == "stub"
+        type(self).calls += 1
+        vector = base64.b64encode(np.zeros(8, np.float32).tobytes()).decode()
+        words = sum(len(text.split()) for text in body["input"])
+        data = [{"object": "embedding", "index": i, "embedding": vector} for i in range(len(body["input"]))]
+        answer = {"object": "list", "data": data, "usage": {"prompt_tokens": words, "total_tokens": words}}
+        content = json.dumps(answer).encode()
+        self.send_response(429 if type(self).calls % 4 == 0 else 200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def openai_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{stub.server_port}/v1/embeddings"
+        stub.shutdown()
+
+
+@pytest.mark.slow
+def test_comparison_prints_both_columns(server: Endpoints, openai_url: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "compare", "--plan", "3x12", "--host", server.grpc]
+    command += ["--other", openai_url, "--other-model", "stub", "--other-name", "stub", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
+    assert rows["rose"][0] == "stub"
+    assert rows["requests"][0] == rows["requests"][1]  # the same traffic for both
+    requests, refused = (int(value) for value in (rows["requests"][1], rows["refused"][1]))
+    assert refused == requests // 4
+    assert rows["refused"][0] == "0"
+    found = json.loads((tmp_path / "compare-stub.json").read_text())
+    assert found["totals"]["online"]["refused"] == refused
+    assert found["totals"]["online"]["tokens_per_s"] > 0
+
+
+@pytest.mark.slow
+def test_two_workers_and_a_master(server: Endpoints, tmp_path: Path) -> None:
+    port = Endpoints.free("127.0.0.1").http_port
+    base = [sys.executable, "-m", "locust", "-f", str(_LOADTESTS / "locustfile.py"), "OnlineGrpc", "BulkGrpc"]
+    base += ["--headless", "--host", server.grpc, "--plan", "3x20,2x20+bulk", "--stop-timeout", "30"]
+    samples = tmp_path / "samples.json"
+    master = [*base, "--master", "--master-bind-port", str(port), "--expect-workers", "2", "--samples", str(samples)]
+    worker = [*base[:7], "--worker", "--master-host", "127.0.0.1", "--master-port", str(port)]
+    with contextlib.ExitStack() as stack, (tmp_path / "log").open("wb") as log:
+        started = [
+            stack.enter_context(subprocess.Popen(command, stdout=log, stderr=log))
+            for command in (master, worker, worker)
+        ]
+        try:
+            codes = [process.wait(60) for process in started]
+        except subprocess.TimeoutExpired:
+            pytest.fail((tmp_path / "log").read_text())
+        finally:
+            for process in started:
+                process.kill()
+    text = (tmp_path / "log").read_text()
+    assert codes == [0, 0, 0], text
+    found = read_samples(samples)
+    assert {sample.outcome for sample in found} == {OK}
+    assert {sample.traffic for sample in found} == {ONLINE, BULK}
+    queries = sum(sample.traffic == ONLINE for sample in found)
+    assert queries == pytest.approx(100, abs=50)  # five standard deviations of a Poisson count
+    assert "2 workers connected" in text
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_short_mix_writes_a_report(tmp_path: Path) -> None:
+    command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "mix", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=295, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "mix.json").read_text())
+    assert found["totals"]["online"]["failed"] == found["totals"]["bulk"]["failed"] == 0
+    assert found["totals"]["online"]["answered"] >= 100
+    assert found["metrics"][-1]["tokens"] > 0
+    page = (tmp_path / "mix.html").read_text()
+    assert page.count("<svg") == 5
+    assert "src=" not in page
+    assert "<link" not in page
