@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +19,6 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-Reply = Callable[["Float32Array | RoseError"], None]
-
 
 class Lane(str, Enum):
     """Where a request queues. Each lane is first come, first served; lanes take turns."""
@@ -25,6 +26,24 @@ class Lane(str, Enum):
     ONLINE = "online"
     BULK = "bulk"
     __hash__ = str.__hash__  # an enumeration's own is Python code, and every request looks its lane up often
+
+
+class Output(IntFlag):
+    """A form in which vectors may be wanted, several of one request."""
+
+    FLOAT = 1
+    """`[num_rows, dim]` float32."""
+    INT8 = 2
+    """`[num_rows, dim]` int8."""
+    BINARY = 4
+    """`[num_rows, ceil(dim / 8)]` uint8: the signs of 8 elements to a byte, the first in the highest bit."""
+    __hash__ = int.__hash__  # as for `Lane`
+
+
+FLOAT = Output.FLOAT
+Results = Mapping[Output, npt.NDArray[Any]]
+"""Vectors by form; as many rows in each."""
+Reply = Callable[["Results | RoseError"], None]
 
 
 class Outcome(str, Enum):
@@ -58,7 +77,8 @@ class Request:
     Attributes:
         input_ids: `[total_tokens]` int32, all sequences back to back; owned by this request.
         lengths: `[num_sequences]` int32, tokens of each sequence, each at least 1.
-        reply: called once, from a thread of the service, with `[num_sequences, dim]` float32 or an error.
+        reply: called once, from a thread of the service, with the vectors, a row a sequence, in the forms wanted and
+            perhaps others, or with an error.
         normalize: whether the vectors are scaled to unit length.
         lane: where it queues; None: by its size.
         arrived: `time.monotonic()` seconds.
@@ -67,6 +87,7 @@ class Request:
         dims: how many leading elements of each vector will be used; 0: all. The rest is left as it is, and is for the
             receiver to cut off.
         fields: what its sequences carry besides their tokens.
+        outputs: the forms in which its vectors are wanted.
     """
 
     input_ids: Int32Array
@@ -79,6 +100,7 @@ class Request:
     is_cancelled: Callable[[], bool] | None = None
     dims: int = 0
     fields: Fields = field(default_factory=dict)
+    outputs: Output = FLOAT
 
     offsets: Int64Array = field(init=False)
     """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
@@ -88,8 +110,8 @@ class Request:
     """`time.monotonic()` seconds when the first of them was packed."""
     num_done: int = field(default=0, init=False)
     """Sequences whose vectors have come back; advanced by the completer."""
-    rows: Float32Array | None = field(default=None, init=False)
-    """`[num_sequences, dim]`, filled by the completer as batches return."""
+    results: dict[Output, npt.NDArray[Any]] = field(default_factory=dict, init=False)
+    """Of a request that spreads over several batches: filled by the completer as they return."""
     answered: bool = field(default=False, init=False)
     """Set by the service when `reply` was called; later parts of the request are then dropped."""
 
@@ -163,6 +185,7 @@ class Batch:
         normalize: `[num_sequences]` int32, each its request's `scaling`.
         order: `[num_sequences]` int64; batch row i holds the `order[i]`-th sequence of the segments.
         fields: those that some sequence carries, for all of them.
+        outputs: every form in which some request wants its vectors.
     """
 
     segments: tuple[Segment, ...]
@@ -171,6 +194,7 @@ class Batch:
     normalize: Int32Array
     order: Int64Array
     fields: Fields = field(default_factory=dict)
+    outputs: Output = FLOAT
 
     @property
     def num_tokens(self) -> int:
@@ -209,7 +233,10 @@ class Batch:
         if any([segment.request.fields for segment in segments]):  # noqa: C419 (a list is quicker, and most have none)
             names = {name for segment in segments for name in segment.request.fields}
             fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
-        return cls(segments, flat, cu_seqlens, normalize, order, fields)
+        outputs = FLOAT
+        if any([segment.request.outputs is not FLOAT for segment in segments]):  # noqa: C419 (as above)
+            outputs = functools.reduce(operator.or_, (segment.request.outputs for segment in segments))
+        return cls(segments, flat, cu_seqlens, normalize, order, fields, outputs)
 
     @classmethod
     def _of_one(cls, segment: Segment) -> Batch:
@@ -219,4 +246,4 @@ class Batch:
         fields = segment.request.fields
         if fields:
             fields = {name: segment.carried(name) for name in fields}
-        return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields)
+        return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields, segment.request.outputs)

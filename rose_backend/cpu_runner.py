@@ -6,7 +6,7 @@ import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.sdpa import SdpaBackend
-from rose_backend.core import Batch
+from rose_backend.core import FLOAT, Batch
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCounters
 from rose_backend.heads import Head
@@ -34,7 +34,10 @@ class CpuRunner:
         fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
         inputs = DeviceInputs(torch.from_numpy(batch.input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
         vectors = forward(self._model, self._ops, inputs, attends, self._head)
-        return LazyTensor(vectors.numpy())
+        if batch.outputs is FLOAT:
+            return LazyTensor(vectors.numpy())
+        forms = self._head.quantizer(self._ops, vectors, inputs.normalize, batch.outputs)
+        return LazyTensor({form: values.numpy() for form, values in forms.items()})
 
     @property
     def graph_counters(self) -> GraphCounters:

@@ -17,14 +17,14 @@ from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
-from rose_backend.core import Batch
+from rose_backend.core import FLOAT, Batch, Output
 from rose_backend.cuda_driver import CudaDriver
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCache, GraphCounters
 from rose_backend.heads import Head
 from rose_backend.hot_buckets import HotBuckets
 from rose_backend.kernels.triton_ops import TritonOps
-from rose_backend.lazy_tensor import LazyTensor, PinnedRing
+from rose_backend.lazy_tensor import CopyEvents, LazyTensor, PinnedRing
 from rose_backend.models.base import RaggedModel
 from rose_backend.staging import DeviceInputs, InputStaging
 
@@ -79,7 +79,9 @@ class CudaRunner:
         self._copy_stream = torch.cuda.Stream(self._device)
         self._driver = CudaDriver()
         self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device, head.fields)
+        self._largest = largest
         self._results = PinnedRing(largest.num_sequences * head.dim)
+        self._rings = {FLOAT: self._results}  # others follow when they are first wanted
         self._pool = torch.cuda.graph_pool_handle()
         self._attentions: dict[Bucket, Attentions] = {}
         self._copied: int | None = None  # handle of the event after the last copy to the host
@@ -101,6 +103,11 @@ class CudaRunner:
         self._own_stream()
         self.graphs.warm([bucket])
         return self._run(batch, bucket, self.graphs.recorded(bucket))
+
+    @property
+    def outputs(self) -> Output:
+        """Every form in which vectors may be wanted."""
+        return self._head.quantizer.forms
 
     def run_eagerly(self, batch: Batch) -> LazyTensor:
         """As `run`, whatever is recorded, and recording nothing."""
@@ -166,7 +173,10 @@ class CudaRunner:
         else:
             output = recording.output
             driver.launch(recording.handle, stream)
-        return self._copy_back(output, batch.num_sequences, bucket.num_tokens - batch.num_tokens)
+        padding = bucket.num_tokens - batch.num_tokens
+        if batch.outputs is FLOAT:
+            return self._copy_back(output, batch.num_sequences, padding)
+        return self._copy_forms(output[: batch.num_sequences], bucket, batch.outputs, padding)
 
     def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int) -> LazyTensor:
         rows, address, events = self._results.take(num_sequences, output.shape[1])
@@ -178,6 +188,29 @@ class CudaRunner:
         self._copied = events.copied.cuda_event
         driver.record(self._copied, stream)
         return LazyTensor(rows, events, padding)
+
+    @torch.inference_mode()
+    def _copy_forms(self, vectors: torch.Tensor, bucket: Bucket, outputs: Output, padding: int) -> LazyTensor:
+        """Make the codes that are wanted, behind the batch in its stream, and copy nothing else."""
+        driver, stream = self._driver, self._copy_stream.cuda_stream
+        normalize = self._staging.views(bucket).normalize[: len(vectors)]
+        forms = self._head.quantizer(self._ops, vectors, normalize, outputs)
+        taken = {form: self._ring(form, values).take(*values.shape) for form, values in forms.items()}
+        events = [slot for _, _, slot in taken.values() if slot is not None]
+        whole = CopyEvents(events[0].computed, events[-1].copied)
+        driver.record(whole.computed.cuda_event, self._stream.cuda_stream)
+        driver.wait(stream, whole.computed.cuda_event)
+        for (form, (rows, address, _)), slot in zip(taken.items(), events, strict=True):
+            forms[form].record_stream(self._copy_stream)  # codes are freed as soon as this returns
+            driver.copy_to_host(address, forms[form].data_ptr(), rows.nbytes, stream)
+            driver.record(slot.copied.cuda_event, stream)  # for whoever takes the slot next
+        self._copied = whole.copied.cuda_event
+        return LazyTensor({form: rows for form, (rows, _, _) in taken.items()}, whole, padding)
+
+    def _ring(self, form: Output, values: torch.Tensor) -> PinnedRing:
+        if form not in self._rings:
+            self._rings[form] = PinnedRing(self._largest.num_sequences * values.shape[1], values.dtype)
+        return self._rings[form]
 
     @torch.inference_mode()
     def _forward(self, inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:

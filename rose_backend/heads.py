@@ -19,6 +19,7 @@ from rose_backend.config import Activation, DenseConfig, HeadConfig, PoolingMode
 from rose_backend.core import Field
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops
+from rose_backend.quantize import Quantizer
 from rose_backend.staging import DeviceInputs
 
 _LONE_MODES = ((PoolingMode.MEAN,), (PoolingMode.CLS,), (PoolingMode.LAST,))
@@ -37,6 +38,7 @@ class Head:
 
     Attributes:
         dim: width of a vector.
+        quantizer: makes codes of vectors.
         fields: what sequences may carry for it.
         single_token: CLS or LAST where all else of a sequence's token vectors goes unread; else None.
 
@@ -56,6 +58,7 @@ class Head:
             self._dense.append(_Dense.load(dense, device))
             width = dense.out_features
         self.dim = width
+        self.quantizer = Quantizer(config, device)
         self.fields: tuple[Field, ...] = () if config.include_prompt else (Field.POOL_FROM,)
         # The one mode, if it is one that `Ops.pool` knows and every token of a sequence is pooled.
         self._lone = config.pooling if config.modes in _LONE_MODES and config.include_prompt else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rose_backend.calibration import inflection, knee, measure, synthetic_batch
@@ -53,6 +53,7 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     most = config.token_budget or CUDA_SIZES[-1]
     for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
         runner.run_eagerly(synthetic_batch(shape.count * shape.length, shape.length, vocab_size)).wait()
+    runner.run_eagerly(replace(synthetic_batch(1, 1, vocab_size), outputs=runner.outputs)).wait()
     seconds = round(time.perf_counter() - began, 2)
     backends = [selector.names_in_use for selector in runner.selectors]
     logger.info("kernels ready", extra={"seconds": seconds, "attention": backends})

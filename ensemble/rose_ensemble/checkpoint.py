@@ -1,14 +1,15 @@
 """Reading a checkpoint folder by sentence-transformers' own rules: what its files say is what it gets.
 
 Files: `modules.json` and each module's `config.json`; in the Transformer module's folder `config.json`,
-`sentence_*_config.json` and `tokenizer_config.json`; `config_sentence_transformers.json`. The rules follow
+`sentence_*_config.json` and `tokenizer_config.json`; `config_sentence_transformers.json`; our own
+`rose_int8_ranges.json`. The rules follow
 sentence-transformers 5 and 6 (`SentenceTransformer.__init__`, `models/Pooling`, `models/Transformer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rose_backend.config import HeadConfig
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint_files import CheckpointFiles, positive_number, refuse_others, refuse_unknown
 from rose_ensemble.encoder import read_encoder
+from rose_ensemble.int8_ranges import read_ranges
 from rose_ensemble.matryoshka import DECLARING_KEYS, Matryoshka, family_sizes, read_matryoshka
 from rose_ensemble.modules import default_head, read_modules
 
@@ -92,7 +94,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         folder=modules.transformer,
         model_type=str(config.get("model_type")),
         vocab_size=positive_number(config_path, config, "vocab_size"),
-        head=head,
+        head=replace(head, ranges=read_ranges(files, folder, dim)),
         max_length=encoder.max_length,
         matryoshka=matryoshka,
         lower_case=encoder.lower_case,

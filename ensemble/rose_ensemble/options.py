@@ -15,6 +15,8 @@ _FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
 _INPUT_TYPES = ("query", "document")
 _DIRECTIONS = ("right", "left")
 _LANES = ("online", "bulk")
+_OUTPUTS = ("float", "int8", "binary")
+_BIT_ORDERS = ("msb", "lsb")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RequestOptions:
         truncate: cut texts longer than the model's limit; otherwise they are an error.
         truncation_direction: the side that is cut, `right` or `left`.
         lane: `online` or `bulk`, where the request queues; None: by its size.
+        outputs: the forms in which vectors are wanted, each once.
+        bit_order: the bit of a byte of `binary` that the first of its elements is in: `msb`, the highest, or `lsb`.
     """
 
     prompt_name: str | None = None
@@ -40,6 +44,8 @@ class RequestOptions:
     truncation_direction: str = "right"
     lane: str | None = None
     dimensions: int | None = None
+    outputs: tuple[str, ...] = ("float",)
+    bit_order: str = "msb"
 
     @classmethod
     def read(cls, parameters: Callable[[], str]) -> RequestOptions:
@@ -79,6 +85,8 @@ class RequestOptions:
             truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
             lane=_choice(values, "lane", _LANES),
             dimensions=_count(values, "dimensions"),
+            outputs=_listed(values, "outputs", _OUTPUTS) or ("float",),
+            bit_order=_choice(values, "bit_order", _BIT_ORDERS) or "msb",
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:
@@ -121,3 +129,15 @@ def _choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     if value is not None and value.lower() not in allowed:
         raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not one of {list(allowed)}")
     return None if value is None else value.lower()
+
+
+def _listed(values: Mapping[str, Any], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Values with commas between them, each of them known, each once."""
+    text = _text(values, name)
+    if text is None:
+        return ()
+    found = [item.strip().lower() for item in text.split(",")]
+    for item in found:
+        if item not in known:
+            raise InvalidArgumentError(f"parameter {name!r} is {text!r}: {item!r} is not one of {list(known)}")
+    return tuple(dict.fromkeys(found))

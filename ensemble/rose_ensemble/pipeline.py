@@ -30,6 +30,8 @@ input [
 ]
 output [
   { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 ensemble_scheduling {
@@ -48,6 +50,8 @@ ensemble_scheduling {
       model_version: -1
       input_map { key: "WORK" value: "work" }
       output_map { key: "EMBEDDING" value: "EMBEDDING" }
+      output_map { key: "EMBEDDING_INT8" value: "EMBEDDING_INT8" }
+      output_map { key: "EMBEDDING_BINARY" value: "EMBEDDING_BINARY" }
     }
   ]
 }
@@ -82,7 +86,12 @@ backend: "python"
 max_batch_size: $max_batch_size
 # b, n, arrival stamp (-1: now), flags, the b x n lengths, all token ids: see rose_ensemble/work.py.
 input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
-output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+# Of these, those that the parameter `outputs` asks for.
+output [
+  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] }
+]
 $batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
 instance_group [ $groups ]

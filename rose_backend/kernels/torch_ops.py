@@ -193,6 +193,29 @@ class TorchOps:
         norms = torch.linalg.vector_norm(counted, dim=-1).clamp_min(_SMALLEST_NORM)
         return x / torch.where(normalize != 0, norms, 1.0)[:, None]
 
+    def tanh_codes(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return torch.round(127 * torch.tanh(x)).to(torch.int8)
+
+    def range_codes(
+        self,
+        x: torch.Tensor,
+        normalize: torch.Tensor,
+        scalings: torch.Tensor,
+        lows: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        which = (normalize[:, None] == scalings).int().argmax(dim=1)
+        return (torch.floor((x - lows[which]) / steps[which]).clamp(0, 255) - 128).to(torch.int8)
+
+    def sign_bits(self, x: torch.Tensor, *, or_zero: bool) -> torch.Tensor:
+        """See `Ops`."""
+        positive = (x >= 0) if or_zero else (x > 0)
+        bits = F.pad(positive.to(torch.uint8), (0, -x.shape[1] % 8)).view(len(x), -1, 8)
+        weights = 1 << torch.arange(7, -1, -1, dtype=torch.uint8, device=x.device)
+        return (bits * weights).sum(dim=-1, dtype=torch.uint8)
+
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return F.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)

@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from rose_backend.buckets import Bucket
-from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode
-from rose_backend.core import Field, Float32Array, Int32Array, Request
+from rose_backend.calibration import synthetic_batch
+from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode, Ranges
+from rose_backend.core import FLOAT, Field, Float32Array, Int32Array, Output, Request, Results
 from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
 from rose_backend.lazy_tensor import LazyTensor
@@ -182,6 +183,48 @@ def test_projections_of_several_poolings(tmp_path: Path, skips: bool) -> None:
         assert np.abs(row[: wanted or None] - expected.cpu().numpy()).max() <= 1e-4
 
 
+_FORMS = (FLOAT, Output.INT8, Output.BINARY, FLOAT | Output.BINARY, Output.INT8 | Output.BINARY)
+
+
+@pytest.mark.parametrize("tanh", [True, False], ids=["pplx", "ranges"])
+def test_codes_are_made_on_the_device(tmp_path: Path, tanh: bool) -> None:
+    """Requests that want different forms share batches, eager and replayed; what nobody wants does not come back."""
+    ranges = () if tanh else (Ranges(0, (-0.9,) * 256, (0.9,) * 256), Ranges(1, (-0.2,) * 256, (0.2,) * 256))
+    head = HeadConfig(PoolingMode.MEAN, normalize=not tanh, tanh_codes=tanh, ranges=ranges)
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN, head=head, dtype="float32"))
+    sequences = _sequences(_LENGTHS)
+
+    def embed(forms: Sequence[Output]) -> Results:
+        queue = deque(
+            Request(ids, np.array([len(ids)], np.int32), lambda _: None, not tanh and index % 2 == 0, outputs=form)
+            for index, (ids, form) in enumerate(zip(sequences, forms, strict=True))
+        )
+        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        assert batch is not None
+        unsorted = {}
+        for form, values in engine.step(batch).results().items():
+            unsorted[form] = np.empty_like(values)
+            unsorted[form][batch.order] = values
+        return unsorted
+
+    vectors = embed([FLOAT] * len(sequences))[FLOAT]
+    mixed = [_FORMS[index % len(_FORMS)] for index in range(len(sequences))]
+    kept = [embed(mixed) for _ in range(12)]  # more than the ring has slots
+    assert set(embed([Output.INT8] * len(sequences))) == {Output.INT8}
+    scale = np.array([1.0 if tanh or index % 2 else 0.2 / 0.9 for index in range(len(sequences))], np.float32)[:, None]
+    steps = np.float32(1.8) / 255 * scale
+    codes = (
+        np.rint(127 * np.tanh(vectors)) if tanh else np.clip(np.floor((vectors + 0.9 * scale) / steps), 0, 255) - 128
+    )
+    for made in kept:
+        assert np.array_equal(made[FLOAT], vectors)
+        off = np.abs(made[Output.INT8].astype(int) - codes)
+        assert off.max() <= 1
+        assert (off != 0).mean() < 0.01
+        assert np.array_equal(made[Output.BINARY], np.packbits(vectors >= 0 if tanh else vectors > 0, axis=-1))
+    engine.close()
+
+
 def test_capture_replay_and_eviction(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
     runner = engine.runner
@@ -286,9 +329,13 @@ def test_a_step_never_waits(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
     for _ in range(3):
         _embed(engine, _sequences(_LENGTHS))
+    coded = replace(synthetic_batch(100, 10, _VOCAB), outputs=FLOAT | Output.BINARY)
+    for _ in range(3):
+        engine.step(coded).wait()
     try:
         torch.cuda.set_sync_debug_mode("error")
         launched = _launch(engine, _sequences(_LENGTHS))
+        engine.step(coded)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for _, rows in launched:

@@ -186,3 +186,19 @@ def test_scaling(fused: TritonOps, width: int) -> None:
 def test_positions_stay_inside_the_table(fused: TritonOps) -> None:
     offsets = torch.tensor([0, 3, 5000, 5120], dtype=torch.int32, device=_DEVICE)
     assert torch.equal(fused.positions(offsets, 5120, 4990), TorchOps().positions(offsets, 5120, 4990))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("width", [30, 384, 1024])
+def test_codes(fused: TritonOps, rows: int, width: int) -> None:
+    x, plain = _drawn(rows, width, dtype=torch.float32), TorchOps()
+    x[:, 3] = 0.0
+    assert (fused.tanh_codes(x).int() - plain.tanh_codes(x).int()).abs().max() <= 1
+    assert (fused.tanh_codes(x) != plain.tanh_codes(x)).float().mean() < 1e-3
+    for or_zero in (True, False):
+        assert torch.equal(fused.sign_bits(x, or_zero=or_zero), plain.sign_bits(x, or_zero=or_zero))
+    scalings = torch.tensor([0, 1, -16], dtype=torch.int32, device=_DEVICE)
+    normalize = scalings[torch.arange(rows, device=_DEVICE) % 3]
+    lows, steps = _drawn(3, width, dtype=torch.float32) - 2, torch.rand(3, width, device=_DEVICE) / 50 + 0.005
+    made, expected = (ops.range_codes(x, normalize, scalings, lows, steps) for ops in (fused, plain))
+    assert torch.equal(made, expected)

@@ -15,6 +15,7 @@ from rose_backend.engine import RoseEngine
 from rose_backend.packer import TokenPacker
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.options import RequestOptions
+from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
 from rose_ensemble.texts import TextLimits
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 from tests.unit.builders import Answers
@@ -35,6 +36,12 @@ class Served:
 
     def embed_together(self, requests: Sequence[tuple[Sequence[str], RequestOptions]]) -> list[npt.NDArray[np.float32]]:
         """Several requests in one batch; each one's `[num_texts, dim]`, cut to its dimensions."""
+        return [made["EMBEDDING"] for made in self.codes_together(requests)]
+
+    def codes_together(
+        self, requests: Sequence[tuple[Sequence[str], RequestOptions]]
+    ) -> list[dict[str, npt.NDArray[Any]]]:
+        """Several requests in one batch; each one's tensors by name."""
         inputs = [TokenizeInput(list(texts), (1, len(texts)), options, 0) for texts, options in requests]
         wanted = [self.checkpoint.matryoshka.wanted(options.dimensions) for _, options in requests]
         queue: deque[Request] = deque()
@@ -42,11 +49,22 @@ class Served:
             assert isinstance(output, TokenizeOutput), output
             normalize = self.checkpoint.head.normalize if options.normalize is None else options.normalize
             work = output.work
-            queue.append(Request(work.input_ids, work.lengths, Answers(), normalize, dims=dims, fields=work.fields))
+            request = Request(work.input_ids, work.lengths, Answers(), normalize, dims=dims, fields=work.fields)
+            request.outputs = forms_of(options.outputs)
+            OutputRules(self.checkpoint.head, self.checkpoint.matryoshka.dim).check(request)
+            queue.append(request)
+        queued = list(queue)
         batch = TokenPacker(10_000, 1_000).take(queue)
         assert batch is not None
         assert not queue
-        rows = np.empty((batch.num_sequences, self._engine.dim), np.float32)
-        rows[batch.order] = self._engine.step(batch).numpy()
-        parts = np.split(rows, np.cumsum([len(texts) for texts, _ in requests])[:-1])
-        return [part[:, : dims or None] for part, dims in zip(parts, wanted, strict=True)]
+        unsorted = {}
+        for form, values in self._engine.step(batch).results().items():
+            unsorted[form] = np.empty_like(values)
+            unsorted[form][batch.order] = values
+        made, first = [], 0
+        for request, (_, options) in zip(queued, requests, strict=True):
+            stop = first + request.num_sequences
+            results = {form: values[first:stop] for form, values in unsorted.items()}
+            made.append(dict(tensors_of(request, results, lsb_first=options.bit_order == "lsb")))
+            first = stop
+        return made

@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rose_backend.admission import Limits
-from rose_backend.core import Float32Array, Lane, Request
+from rose_backend.core import FLOAT, Lane, Request, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
 from rose_backend.packer import TokenPacker
@@ -23,6 +23,7 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
+from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
 from rose_ensemble.work import NO_STAMP, Work
 
 _SWITCH_SECONDS = 0.0001  # how long one thread may keep the others from running Python; the default is 5 ms
@@ -39,6 +40,7 @@ class TritonPythonModel:
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance
         self._normalize = instance.config.head.normalize
+        self._outputs = OutputRules(instance.config.head, instance.matryoshka.dim)
         self._engine = RoseEngine(instance.config)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
@@ -86,13 +88,18 @@ class TritonPythonModel:
         work = Work.unpack(request.inputs()[0].as_numpy())
         b, n = work.shape
 
-        def reply(outcome: Float32Array | RoseError) -> None:
+        def reply(outcome: Results | RoseError) -> None:
             if isinstance(outcome, RoseError):
                 _send_error(sender, outcome)
                 return
-            vectors = np.ascontiguousarray(outcome[:, :dims]) if dims else outcome
-            tensor = pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))
-            sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if queued.outputs is FLOAT:
+                vectors = outcome[FLOAT]
+                vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
+                tensors = [pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))]
+            else:
+                found = tensors_of(queued, outcome, lsb_first=options.bit_order == "lsb")
+                tensors = [pb_utils.Tensor(name, values.reshape(b, n, -1)) for name, values in found]
+            sender.send(pb_utils.InferenceResponse(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
         queued = Request(
             work.input_ids,
@@ -104,6 +111,9 @@ class TritonPythonModel:
             dims=dims,
             fields=work.fields,
         )
+        if options.outputs != ("float",):
+            queued.outputs = forms_of(options.outputs)
+            self._outputs.check(queued)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
         timeout = request.timeout()  # microseconds; 0: none
