@@ -107,6 +107,6 @@ class AsyncRoseClient:
     async def _send(self, attempt: Attempt, options: EmbedOptions) -> Embeddings | RequestError:
         arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
         try:
-            return read_embeddings(await self._clients[attempt.server].infer(**arguments))
+            return read_embeddings(await self._clients[attempt.server].infer(**arguments), options)
         except InferenceServerException as cause:
             return RequestError.of(cause)

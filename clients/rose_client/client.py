@@ -106,7 +106,7 @@ class RoseClient:
                 arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
                 outcome: Embeddings | RequestError
                 try:
-                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments))
+                    outcome = read_embeddings(self._clients[attempt.server].infer(**arguments), options)
                 except InferenceServerException as cause:
                     outcome = RequestError.of(cause)
                 call.settle(attempt, outcome, time.monotonic())
@@ -134,7 +134,7 @@ class RoseClient:
                 except queue.Empty:
                     continue
                 del running[attempt]
-                outcome = read_embeddings(result) if error is None else RequestError.of(error)
+                outcome = read_embeddings(result, options) if error is None else RequestError.of(error)
                 call.settle(attempt, outcome, time.monotonic())
         except InferenceServerException as cause:  # an option that tritonclient refuses to send
             raise RequestError.of(cause) from cause

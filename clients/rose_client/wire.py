@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,11 @@ import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 from typing_extensions import TypedDict
 
-_OUTPUTS = ("EMBEDDING", "TOKEN_COUNT")
+from rose_client.errors import RequestError
+
+_TENSORS = {"float": "EMBEDDING", "int8": "EMBEDDING_INT8", "binary": "EMBEDDING_BINARY"}
+_COUNTS = "TOKEN_COUNT"
+_DEFAULT_OUTPUTS = ("float",)
 
 # gRPC's own waits between connection attempts grow to two minutes: a server that came back would not be noticed.
 CHANNEL_ARGUMENTS = (
@@ -41,19 +45,47 @@ class EmbedOptions(TypedDict, total=False):
     """The side that is cut, `right` (the default) or `left`."""
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
+    outputs: Sequence[str]
+    """The forms in which vectors are wanted, of `float` (the default), `int8` and `binary`."""
+    bit_order: str
+    """Of `binary`: which bit of a byte the first of its elements is in, `msb` (the default) or `lsb`."""
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors of one call.
+    """Vectors of one call, in the order of its texts.
 
     Attributes:
-        vectors: `[num_texts, dim]` float32, in the order of the texts.
+        arrays: by the name of each output that was asked for, `[num_texts, ...]`.
         token_counts: `[num_texts]` int32, tokens that were run (after truncation).
     """
 
-    vectors: npt.NDArray[np.float32]
+    arrays: Mapping[str, npt.NDArray[Any]]
     token_counts: npt.NDArray[np.int32]
+
+    @property
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """`[num_texts, dim]` float32.
+
+        Raises:
+            ValueError: `outputs` left `float` out; as for the other forms.
+        """
+        return self._asked_for("float")
+
+    @property
+    def int8(self) -> npt.NDArray[np.int8]:
+        """`[num_texts, dim]` int8."""
+        return self._asked_for("int8")
+
+    @property
+    def binary(self) -> npt.NDArray[np.uint8]:
+        """`[num_texts, dim / 8]` uint8."""
+        return self._asked_for("binary")
+
+    def _asked_for(self, name: str) -> npt.NDArray[Any]:
+        if name not in self.arrays:
+            raise ValueError(f"{name!r} is not among the outputs {list(self.arrays)} of this call")
+        return self.arrays[name]
 
 
 def server_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
@@ -78,6 +110,21 @@ def encode_texts(texts: Sequence[str]) -> list[bytes]:
     return [text.encode() for text in texts]
 
 
+def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
+    """The names of the outputs that a call asks for.
+
+    Raises:
+        ValueError: one is not known, or there is none.
+        TypeError: `outputs` is one string instead of a sequence of them.
+    """
+    outputs = options.get("outputs", _DEFAULT_OUTPUTS)
+    if isinstance(outputs, str):
+        raise TypeError("outputs is a single string; pass a list of names")
+    if not outputs or not all(name in _TENSORS for name in outputs):
+        raise ValueError(f"outputs is {list(outputs)}; known: {list(_TENSORS)}")
+    return tuple(outputs)
+
+
 def infer_arguments(model: str, texts: Sequence[bytes], options: EmbedOptions, seconds: float) -> dict[str, Any]:
     """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
 
@@ -91,20 +138,38 @@ def infer_arguments(model: str, texts: Sequence[bytes], options: EmbedOptions, s
     array = np.array([texts], dtype=np.object_)
     tensor = grpcclient.InferInput("TEXT", list(array.shape), "BYTES")
     tensor.set_data_from_numpy(array)
+    outputs = wanted_outputs(options)
+    parameters: dict[str, Any] = dict(options)
+    if "outputs" in parameters:
+        parameters["outputs"] = ",".join(outputs)
     return {
         "model_name": model,
         "inputs": [tensor],
-        "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
-        "parameters": dict(options),
+        "outputs": [grpcclient.InferRequestedOutput(name) for name in (*(_TENSORS[o] for o in outputs), _COUNTS)],
+        "parameters": parameters,
         "client_timeout": seconds,
         "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
     }
 
 
-def read_embeddings(result: grpcclient.InferResult) -> Embeddings:
-    """The answer's tensors, `[1, n, ...]` on the wire."""
-    vectors, counts = (result.as_numpy(name) for name in _OUTPUTS)
-    return Embeddings(vectors.reshape(-1, vectors.shape[-1]), counts.ravel())
+def read_embeddings(result: grpcclient.InferResult, options: EmbedOptions) -> Embeddings:
+    """The answer's tensors, `[1, n, ...]` on the wire.
+
+    Raises:
+        RequestError: INTERNAL, an output that was asked for did not arrive.
+    """
+    arrays = {name: _arrived(result, _TENSORS[name]) for name in wanted_outputs(options)}
+    return Embeddings(
+        {name: values.reshape(-1, values.shape[-1]) for name, values in arrays.items()},
+        _arrived(result, _COUNTS).ravel(),
+    )
+
+
+def _arrived(result: grpcclient.InferResult, name: str) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] | None = result.as_numpy(name)
+    if values is None:
+        raise RequestError("INTERNAL", f"the server's answer lacks {name}")
+    return values
 
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
@@ -112,5 +177,6 @@ def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
     if len(parts) == 1:
         return parts[0]
     return Embeddings(
-        np.concatenate([part.vectors for part in parts]), np.concatenate([part.token_counts for part in parts])
+        {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays},
+        np.concatenate([part.token_counts for part in parts]),
     )

@@ -38,6 +38,10 @@ def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ..
             "default": matryoshka.default or matryoshka.dim,
             "known_from": matryoshka.origin or None,
         },
+        "codes": {
+            "rules": "pplx-embed" if head.tanh_codes else "sentence-transformers",
+            "int8": head.tanh_codes or bool(head.ranges),
+        },
         "similarity": checkpoint.similarity,
         "dtype": {"stored": checkpoint.stored_dtype, "computed": _DTYPE},
         "files": [str(path.relative_to(folder)) for path in checkpoint.files],

@@ -80,6 +80,7 @@ def test_inspect(tmp_path: Path) -> None:
         ["normalize", "to unit length"],
         ["vector", "16 elements"],
         ["dimensions", "8, 16 (config.json)"],
+        ["codes", "int8 and binary as in sentence-transformers; no int8 until `rose calibrate` has measured ranges"],
         ["similarity", "dot"],
         ["dtype", "float32 on the CPU, bfloat16 on a GPU; stored as float32"],
         [
@@ -109,6 +110,7 @@ def test_inspect_as_json(tmp_path: Path) -> None:
     ]
     assert values["dim"] == 16
     assert values["dimensions"] == {"allowed": "4, 8, 16", "default": 16, "known_from": "matryoshka 4,8"}
+    assert values["codes"] == {"rules": "sentence-transformers", "int8": False}
     assert values["prompts"] == {"query": "q: ", "document": ""}
     assert "2_Dense/config.json" in values["files"]
 

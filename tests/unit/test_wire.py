@@ -9,7 +9,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from rose_client import Embeddings, EmbedOptions, RequestError
-from rose_client.wire import encode_texts, infer_arguments, join_embeddings, server_urls
+from rose_client.wire import encode_texts, infer_arguments, join_embeddings, read_embeddings, server_urls
 
 _NONE = EmbedOptions()
 
@@ -80,7 +80,7 @@ def test_errors_of_a_chunk_count_as_the_call_does() -> None:
 
 def test_answers_of_chunks_follow_one_another() -> None:
     parts = [
-        Embeddings(np.array(rows, np.float32), np.array(counts, np.int32))
+        Embeddings({"float": np.array(rows, np.float32)}, np.array(counts, np.int32))
         for rows, counts in (([[1, 2], [3, 4]], [7, 8]), ([[5, 6]], [9]))
     ]
     joined = join_embeddings(parts)
@@ -88,3 +88,43 @@ def test_answers_of_chunks_follow_one_another() -> None:
     assert joined.token_counts.tolist() == [7, 8, 9]
     assert (joined.vectors.dtype, joined.token_counts.dtype) == (np.float32, np.int32)
     assert join_embeddings(parts[:1]) is parts[0]
+
+
+class _Result:
+    """An answer with these tensors."""
+
+    def __init__(self, **tensors: Any) -> None:
+        self._tensors = tensors
+
+    def as_numpy(self, name: str) -> Any:
+        return self._tensors.get(name)
+
+
+def test_outputs_are_asked_for_and_read() -> None:
+    options = EmbedOptions(outputs=["int8", "binary"], bit_order="lsb")
+    arguments = infer_arguments("embed", [b"tea", b"pot"], options, 1.0)
+    assert arguments["parameters"] == {"outputs": "int8,binary", "bit_order": "lsb"}
+    names = [output.name() for output in arguments["outputs"]]
+    assert names == ["EMBEDDING_INT8", "EMBEDDING_BINARY", "TOKEN_COUNT"]
+    codes, bits = np.array([[[1, -2], [3, 4]]], np.int8), np.array([[[7], [8]]], np.uint8)
+    result = _Result(EMBEDDING_INT8=codes, EMBEDDING_BINARY=bits, TOKEN_COUNT=np.array([[3, 4]], np.int32))
+    answer = read_embeddings(result, options)
+    assert (answer.int8.tolist(), answer.binary.tolist()) == ([[1, -2], [3, 4]], [[7], [8]])
+    with pytest.raises(ValueError, match=r"'float' is not among the outputs \['int8', 'binary'\]"):
+        _ = answer.vectors
+    assert join_embeddings([answer, answer]).int8.tolist() == [[1, -2], [3, 4]] * 2
+
+
+def test_an_output_that_did_not_arrive_is_missed() -> None:
+    result = _Result(EMBEDDING=np.zeros((1, 1, 4), np.float32), TOKEN_COUNT=np.array([[3]], np.int32))
+    assert read_embeddings(result, _NONE).vectors.shape == (1, 4)
+    with pytest.raises(RequestError, match="INTERNAL: the server's answer lacks EMBEDDING_INT8"):
+        read_embeddings(result, EmbedOptions(outputs=["float", "int8"]))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error"), [([], ValueError), (["int4"], ValueError), ("int8", TypeError), (["float", ""], ValueError)]
+)
+def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="outputs is"):
+        infer_arguments("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
