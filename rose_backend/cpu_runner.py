@@ -13,6 +13,7 @@ from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
+from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
 
@@ -33,10 +34,16 @@ class CpuRunner:
         attends.plan(cu_seqlens)
         fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
         inputs = DeviceInputs(torch.from_numpy(batch.input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
-        vectors = forward(self._model, self._ops, inputs, attends, self._head)
+        normalize = inputs.normalize
+        if batch.spans is None:
+            vectors = forward(self._model, self._ops, inputs, attends, self._head)
+        else:
+            hidden = forward(self._model, self._ops, inputs, attends, None)
+            spans = DeviceSpans.of(torch.from_numpy(batch.spans), batch.spans.shape[1])
+            vectors, normalize = self._head.of_spans(self._ops, hidden, spans), spans.normalize
         if batch.outputs is FLOAT:
             return LazyTensor(vectors.numpy())
-        forms = self._head.quantizer(self._ops, vectors, inputs.normalize, batch.outputs)
+        forms = self._head.quantizer(self._ops, vectors, normalize, batch.outputs)
         return LazyTensor({form: values.numpy() for form, values in forms.items()})
 
     @property

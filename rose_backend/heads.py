@@ -20,6 +20,7 @@ from rose_backend.core import Field
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops
 from rose_backend.quantize import Quantizer
+from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
 _LONE_MODES = ((PoolingMode.MEAN,), (PoolingMode.CLS,), (PoolingMode.LAST,))
@@ -39,6 +40,7 @@ class Head:
     Attributes:
         dim: width of a vector.
         quantizer: makes codes of vectors.
+        pools_spans: whether parts of sequences may have vectors: that of a part is the mean of its tokens.
         fields: what sequences may carry for it.
         single_token: CLS or LAST where all else of a sequence's token vectors goes unread; else None.
 
@@ -60,6 +62,7 @@ class Head:
         self.dim = width
         self.quantizer = Quantizer(config, device)
         self.fields: tuple[Field, ...] = () if config.include_prompt else (Field.POOL_FROM,)
+        self.pools_spans = config.modes == (PoolingMode.MEAN,)
         # The one mode, if it is one that `Ops.pool` knows and every token of a sequence is pooled.
         self._lone = config.pooling if config.modes in _LONE_MODES and config.include_prompt else None
         self.single_token = None if self._lone is PoolingMode.MEAN else self._lone
@@ -83,6 +86,19 @@ class Head:
         for dense in self._dense:
             x = dense(x)
         return ops.scale(x, normalize)
+
+    def of_spans(self, ops: Ops, hidden: torch.Tensor, spans: DeviceSpans) -> torch.Tensor:
+        """Vectors of parts of sequences, `[num_spans, dim]` float32; a part without tokens is pooled as zeros.
+
+        Args:
+            ops: of the device.
+            hidden: `[tokens, hidden_size]`, contiguous.
+            spans: the parts.
+        """
+        x = ops.pool_spans(hidden, spans.starts, spans.stops)
+        for dense in self._dense:
+            x = dense(x)
+        return ops.scale(x, spans.normalize)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from rose_backend.core import FLOAT, Float32Array, Results
 from rose_backend.cuda_driver import recorded_event
 
-_TYPESTRS = {torch.float32: "<f4", torch.int8: "|i1", torch.uint8: "|u1"}
+_TYPESTRS = {torch.float32: "<f4", torch.int32: "<i4", torch.int8: "|i1", torch.uint8: "|u1"}
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class _Slot:
 
     def __init__(self, capacity: int, dtype: torch.dtype, pinned: bool) -> None:
         self.buffer = torch.empty(capacity, dtype=dtype, pin_memory=pinned)
+        self.capacity = capacity
         self.address = self.buffer.data_ptr()
         self.events = CopyEvents.new() if pinned else None
 
@@ -103,8 +104,8 @@ class PinnedRing:
     `take` belongs to the engine thread; slots come back from whichever thread drops the last array.
 
     Args:
-        capacity: values of a slot.
-        dtype: of a value: float32, int8 or uint8.
+        capacity: values of a slot; one that must hold more is made larger.
+        dtype: of a value: float32, int32, int8 or uint8.
         pinned: page-lock the buffers; off only where there is no GPU.
     """
 
@@ -131,6 +132,8 @@ class PinnedRing:
             self.num_slots += 1
         if slot.events is not None and not slot.events.copied.query():
             slot.events.copied.synchronize()  # a handle that was dropped unread may have left its copy under way
+        if num_rows * dim > slot.capacity:  # more spans than sequences fit in a batch; rare, and then it stays large
+            slot = _Slot(1 << (num_rows * dim - 1).bit_length(), self._dtype, self._pinned)
         lease = _Lease(slot, (num_rows, dim), self._typestr)
         weakref.finalize(lease, self._give_back, slot)
         return np.asarray(lease), slot.address, slot.events

@@ -263,12 +263,13 @@ class RoseService:
             unsorted[form][batch.order] = values
         first, answers = 0, []
         for segment in batch.segments:
-            stop = first + segment.count
-            answers += self._add(segment, {form: values[first:stop] for form, values in unsorted.items()})
+            rows = segment.rows
+            stop = first + rows.stop - rows.start
+            answers += self._add(segment, rows, {form: values[first:stop] for form, values in unsorted.items()})
             first = stop
         return answers
 
-    def _add(self, segment: Segment, results: Results) -> list[Answer]:
+    def _add(self, segment: Segment, rows: slice, results: Results) -> list[Answer]:
         request = segment.request
         if segment.count == request.num_sequences:
             return self._settle(request, results)
@@ -276,8 +277,8 @@ class RoseService:
             if not request.outputs & form:  # what a batch mate wants
                 continue
             if form not in request.results:
-                request.results[form] = np.empty((request.num_sequences, *values.shape[1:]), values.dtype)
-            request.results[form][segment.first : segment.first + segment.count] = values
+                request.results[form] = np.empty((request.num_rows, *values.shape[1:]), values.dtype)
+            request.results[form][rows] = values
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
             return self._settle(request, request.results)

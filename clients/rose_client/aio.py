@@ -21,9 +21,11 @@ from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
+    encode_documents,
     encode_texts,
     infer_arguments,
     join_embeddings,
+    part_embeddings,
     read_embeddings,
     server_urls,
 )
@@ -57,14 +59,13 @@ class AsyncRoseClient:
     async def embed_with_counts(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> Embeddings:
         """As `RoseClient.embed_with_counts`. A cancelled task cancels its requests."""
         call = self._dispatcher.call(encode_texts(texts), time.monotonic())
-        try:
-            if call.is_single:
-                await self._run_single(call, options)
-            else:
-                await self._run_chunks(call, options)
-        finally:
-            call.close()
-        return join_embeddings(call.answers())
+        return await self._run(call, options)
+
+    async def contextual(self, documents: Sequence[Sequence[str]], **options: Unpack[EmbedOptions]) -> list[Embeddings]:
+        """As `RoseClient.contextual`."""
+        texts, counts = encode_documents(documents)
+        call = self._dispatcher.call_documents(texts, counts, time.monotonic())
+        return part_embeddings(await self._run(call, options), counts)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -78,6 +79,16 @@ class AsyncRoseClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _run(self, call: Call, options: EmbedOptions) -> Embeddings:
+        try:
+            if call.is_single:
+                await self._run_single(call, options)
+            else:
+                await self._run_chunks(call, options)
+        finally:
+            call.close()
+        return join_embeddings(call.answers())
 
     async def _run_single(self, call: Call, options: EmbedOptions) -> None:
         while True:
@@ -105,7 +116,7 @@ class AsyncRoseClient:
                 task.cancel()
 
     async def _send(self, attempt: Attempt, options: EmbedOptions) -> Embeddings | RequestError:
-        arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+        arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds, attempt.chunk.counts)
         try:
             return read_embeddings(await self._clients[attempt.server].infer(**arguments), options)
         except InferenceServerException as cause:

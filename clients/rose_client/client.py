@@ -23,9 +23,11 @@ from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
+    encode_documents,
     encode_texts,
     infer_arguments,
     join_embeddings,
+    part_embeddings,
     read_embeddings,
     server_urls,
 )
@@ -78,14 +80,24 @@ class RoseClient:
             TypeError: something that is not a string.
         """
         call = self._dispatcher.call(encode_texts(texts), time.monotonic())
-        try:
-            if call.is_single:
-                self._run_single(call, options)
-            else:
-                self._run_chunks(call, options)
-        finally:
-            call.close()
-        return join_embeddings(call.answers())
+        return self._run(call, options)
+
+    def contextual(self, documents: Sequence[Sequence[str]], **options: Unpack[EmbedOptions]) -> list[Embeddings]:
+        """Embed documents in chunks: a vector a chunk, made in sight of its whole document.
+
+        For checkpoints that are trained for it (pplx-embed-context), and with `late_chunking` for others that pool
+        the mean of all tokens. A document is never cut: one that is too long is refused.
+
+        Returns:
+            An `Embeddings` for each document, its rows in the order of the chunks.
+
+        Raises:
+            ValueError: no documents, or one without chunks.
+            RequestError, TypeError: as for `embed_with_counts`.
+        """
+        texts, counts = encode_documents(documents)
+        call = self._dispatcher.call_documents(texts, counts, time.monotonic())
+        return part_embeddings(self._run(call, options), counts)
 
     def close(self) -> None:
         """Close the connections."""
@@ -100,10 +112,22 @@ class RoseClient:
     ) -> None:
         self.close()
 
+    def _run(self, call: Call, options: EmbedOptions) -> Embeddings:
+        try:
+            if call.is_single:
+                self._run_single(call, options)
+            else:
+                self._run_chunks(call, options)
+        finally:
+            call.close()
+        return join_embeddings(call.answers())
+
     def _run_single(self, call: Call, options: EmbedOptions) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+                arguments = infer_arguments(
+                    self._model, attempt.chunk.texts, options, attempt.seconds, attempt.chunk.counts
+                )
                 outcome: Embeddings | RequestError
                 try:
                     outcome = read_embeddings(self._clients[attempt.server].infer(**arguments), options)
@@ -126,7 +150,9 @@ class RoseClient:
         try:
             while not call.is_finished:
                 for attempt in call.ready(time.monotonic()):
-                    arguments = infer_arguments(self._model, attempt.chunk.texts, options, attempt.seconds)
+                    arguments = infer_arguments(
+                        self._model, attempt.chunk.texts, options, attempt.seconds, attempt.chunk.counts
+                    )
                     client = self._clients[attempt.server]
                     running[attempt] = client.async_infer(callback=partial(report, attempt), **arguments)
                 try:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rose_client.balancer import Balancer
-from rose_client.chunking import Chunk, ChunkLimits, split
+from rose_client.chunking import Chunk, ChunkLimits, split, split_documents
 from rose_client.errors import RequestError
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
 from rose_client.wire import Embeddings
@@ -70,6 +70,10 @@ class Dispatcher:
     def call(self, texts: Sequence[bytes], now: float) -> Call:
         """Begin a call, whose time runs from `now`."""
         return Call(split(texts, self.limits), self, now + self.timeout)
+
+    def call_documents(self, texts: Sequence[bytes], counts: Sequence[int], now: float) -> Call:
+        """As `call`, for documents of so many consecutive texts each."""
+        return Call(split_documents(texts, counts, self.limits), self, now + self.timeout)
 
 
 class Call:

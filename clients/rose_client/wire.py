@@ -47,6 +47,8 @@ class EmbedOptions(TypedDict, total=False):
     """`online` or `bulk`: where the request queues; by default as its size says."""
     outputs: Sequence[str]
     """The forms in which vectors are wanted, of `float` (the default), `int8` and `binary`."""
+    late_chunking: bool
+    """Of documents: pool each chunk among its document's tokens also where the checkpoint is not trained for it."""
     bit_order: str
     """Of `binary`: which bit of a byte the first of its elements is in, `msb` (the default) or `lsb`."""
 
@@ -125,7 +127,24 @@ def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
     return tuple(outputs)
 
 
-def infer_arguments(model: str, texts: Sequence[bytes], options: EmbedOptions, seconds: float) -> dict[str, Any]:
+def encode_documents(documents: Sequence[Sequence[str]]) -> tuple[list[bytes], list[int]]:
+    """All chunks of all documents in UTF-8, and how many there are of each.
+
+    Raises:
+        ValueError: no documents, or one without chunks.
+        TypeError: a document is a string, or a chunk is something else.
+    """
+    for index, chunks in enumerate(documents):
+        if isinstance(chunks, str):
+            raise TypeError(f"documents[{index}] is a string; pass a list of its chunks")
+        if len(chunks) == 0:
+            raise ValueError(f"documents[{index}] is empty: a document needs at least one chunk")
+    return encode_texts([chunk for chunks in documents for chunk in chunks]), [len(chunks) for chunks in documents]
+
+
+def infer_arguments(
+    model: str, texts: Sequence[bytes], options: EmbedOptions, seconds: float, counts: Sequence[int] = ()
+) -> dict[str, Any]:
     """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
 
     Args:
@@ -134,17 +153,22 @@ def infer_arguments(model: str, texts: Sequence[bytes], options: EmbedOptions, s
         options: of the call.
         seconds: until the deadline. gRPC keeps it on this side; the server is told as well, so that whoever has
             the work queued there may drop what nobody waits for any more.
+        counts: how many of the texts form each document; empty: each is on its own.
     """
     array = np.array([texts], dtype=np.object_)
     tensor = grpcclient.InferInput("TEXT", list(array.shape), "BYTES")
     tensor.set_data_from_numpy(array)
+    inputs = [tensor]
+    if counts:
+        inputs.append(grpcclient.InferInput("CHUNK_COUNTS", [1, len(counts)], "INT32"))
+        inputs[1].set_data_from_numpy(np.array([counts], np.int32))
     outputs = wanted_outputs(options)
     parameters: dict[str, Any] = dict(options)
     if "outputs" in parameters:
         parameters["outputs"] = ",".join(outputs)
     return {
         "model_name": model,
-        "inputs": [tensor],
+        "inputs": inputs,
         "outputs": [grpcclient.InferRequestedOutput(name) for name in (*(_TENSORS[o] for o in outputs), _COUNTS)],
         "parameters": parameters,
         "client_timeout": seconds,
@@ -180,3 +204,13 @@ def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
         {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays},
         np.concatenate([part.token_counts for part in parts]),
     )
+
+
+def part_embeddings(whole: Embeddings, counts: Sequence[int]) -> list[Embeddings]:
+    """The answer of a call as those of its documents, of so many consecutive texts each; nothing is copied."""
+    stops = np.cumsum(counts)[:-1]
+    parts = {name: np.split(values, stops) for name, values in whole.arrays.items()}
+    return [
+        Embeddings({name: rows[index] for name, rows in parts.items()}, token_counts)
+        for index, token_counts in enumerate(np.split(whole.token_counts, stops))
+    ]

@@ -28,6 +28,9 @@ _ST_KEYS = {
     *DECLARING_KEYS,
 }
 
+_CONTEXTUAL_CLASS = "PPLXQwen3ContextualModel"
+_SEPARATOR = "<|endoftext|>"
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -45,6 +48,7 @@ class Checkpoint:
         default_prompt_name: the prompt of a request that names none.
         similarity: the function vectors are meant to be compared with.
         stored_dtype: what `config.json` says the weights are stored in, if it does.
+        separator: what stands between the chunks of a document, of a contextual checkpoint; else None.
         files: every file that was read.
     """
 
@@ -59,6 +63,7 @@ class Checkpoint:
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     stored_dtype: str | None = None
+    separator: str | None = None
     files: tuple[Path, ...] = ()
 
 
@@ -102,8 +107,22 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         default_prompt_name=default_prompt_name,
         similarity=st_config.get("similarity_fn_name") or "cosine",
         stored_dtype=config.get("dtype") or config.get("torch_dtype"),
+        separator=_separator(files, modules.transformer, config),
         files=tuple(files.read),
     )
+
+
+def _separator(files: CheckpointFiles, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The tokenizer's `sep_token`, where the class is pplx-embed-context's; nothing else tells it from pplx-embed."""
+    auto_map = config.get("auto_map")
+    if not isinstance(auto_map, dict) or not str(auto_map.get("AutoModel")).endswith(_CONTEXTUAL_CLASS):
+        return None
+    path = folder / "tokenizer_config.json"
+    token = files.mapping(path, optional=True).get("sep_token", _SEPARATOR)
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str) or not text:
+        raise CheckpointError(f"{path}: sep_token {token!r} is no token to stand between chunks")
+    return text
 
 
 def _prompts(path: Path, values: Mapping[str, Any]) -> tuple[Mapping[str, str], str | None]:

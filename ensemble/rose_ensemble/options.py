@@ -33,6 +33,7 @@ class RequestOptions:
         truncation_direction: the side that is cut, `right` or `left`.
         lane: `online` or `bulk`, where the request queues; None: by its size.
         outputs: the forms in which vectors are wanted, each once.
+        late_chunking: pool each chunk among its document's tokens; None: where the checkpoint is trained for it.
         bit_order: the bit of a byte of `binary` that the first of its elements is in: `msb`, the highest, or `lsb`.
     """
 
@@ -46,6 +47,7 @@ class RequestOptions:
     dimensions: int | None = None
     outputs: tuple[str, ...] = ("float",)
     bit_order: str = "msb"
+    late_chunking: bool | None = None
 
     @classmethod
     def read(cls, parameters: Callable[[], str]) -> RequestOptions:
@@ -87,6 +89,7 @@ class RequestOptions:
             dimensions=_count(values, "dimensions"),
             outputs=_listed(values, "outputs", _OUTPUTS) or ("float",),
             bit_order=_choice(values, "bit_order", _BIT_ORDERS) or "msb",
+            late_chunking=_flag(values, "late_chunking"),
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:

@@ -26,7 +26,8 @@ max_batch_size: $max_batch_size
 input [
   { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true },
   { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
-  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
+  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
 ]
 output [
   { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
@@ -42,6 +43,7 @@ ensemble_scheduling {
       input_map { key: "TEXT" value: "TEXT" }
       input_map { key: "TOKEN_IDS" value: "TOKEN_IDS" }
       input_map { key: "TOKEN_LENGTHS" value: "TOKEN_LENGTHS" }
+      input_map { key: "CHUNK_COUNTS" value: "CHUNK_COUNTS" }
       output_map { key: "WORK" value: "work" }
       output_map { key: "TOKEN_COUNT" value: "TOKEN_COUNT" }
     },
@@ -65,7 +67,8 @@ max_batch_size: $max_batch_size
 input [
   { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true allow_ragged_batch: true },
   { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
-  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
 ]
 output [
   { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] },

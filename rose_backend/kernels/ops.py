@@ -203,6 +203,15 @@ class Ops(Protocol):
             `[num_sequences, len(modes) * dim]` float32.
         """
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """Means of runs of tokens, `[num_spans, dim]` float32; zeros where a run has none.
+
+        Args:
+            hidden: `[tokens, dim]`, contiguous.
+            starts: `[num_spans]` int32, each run's first token.
+            stops: `[num_spans]` int32, the token after its last.
+        """
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """Scale rows of `x` `[num_sequences, dim]` float32 to unit length; may overwrite it.
 

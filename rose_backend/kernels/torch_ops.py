@@ -184,6 +184,14 @@ class TorchOps:
 
         return torch.cat([pooled(mode) for mode in modes], dim=1)
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        counts = (stops - starts).long()
+        shifts = torch.repeat_interleave(starts - (counts.cumsum(0) - counts), counts)
+        kept = hidden[shifts + torch.arange(len(shifts), device=hidden.device)].float()
+        sums = torch.segment_reduce(kept, "sum", lengths=counts, axis=0)
+        return sums / counts.clamp_min(1)[:, None]
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
         counted = x

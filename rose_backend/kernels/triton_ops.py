@@ -142,6 +142,10 @@ class TritonOps:
         """See `Ops`."""
         return ragged.pool_modes(hidden, cu_seqlens, num_sequences, modes, pool_from)
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.pool_spans(hidden, starts, stops)
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
         return ragged.scale(x, normalize)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 from rose_backend.buckets import Bucket
 from rose_backend.calibration import synthetic_batch
 from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode, Ranges
-from rose_backend.core import FLOAT, Field, Float32Array, Int32Array, Output, Request, Results
+from rose_backend.core import FLOAT, Field, Float32Array, Int32Array, Output, Request, Results, Spans
 from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
 from rose_backend.lazy_tensor import LazyTensor
@@ -225,6 +226,58 @@ def test_codes_are_made_on_the_device(tmp_path: Path, tanh: bool) -> None:
     engine.close()
 
 
+def test_spans_of_documents(tmp_path: Path) -> None:
+    """Documents beside plain sequences, eager, recorded and replayed; more rows than a batch may have sequences."""
+    folder = _qwen3(tmp_path, causal=False)
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, dtype="float32", max_sequences=16))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    sequences = _sequences([40, 500, 1, 257, 64])
+    cuts = [None, [0, 0, *range(3, 200, 3), 450, 500, 500], [0, 1], [0, 128, 129, 257], None]
+    model = Qwen3Model.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    expected = []
+    for ids, places in zip(sequences, cuts, strict=True):
+        with torch.inference_mode():
+            hidden = model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0]
+        for start, stop in pairwise(places or [0, len(ids)]):
+            mean = hidden[start:stop].mean(0) if stop > start else torch.zeros_like(hidden[0])
+            expected.append(torch.nn.functional.normalize(mean, dim=0).cpu().numpy())
+
+    def embed(outputs: Output) -> Results:
+        queue = deque(
+            Request(
+                ids,
+                np.array([len(ids)], np.int32),
+                lambda _: None,
+                outputs=outputs,
+                spans=places
+                and Spans(
+                    np.array([len(places) - 1], np.int32),
+                    np.array(places[:-1], np.int32),
+                    np.array(places[1:], np.int32),
+                ),
+            )
+            for ids, places in zip(sequences, cuts, strict=True)
+        )
+        batch = TokenPacker(engine.token_budget, 16).take(queue)
+        assert batch is not None
+        assert not queue
+        assert batch.order.tolist() == list(range(len(expected)))
+        return engine.step(batch).results()
+
+    for _ in range(4):
+        made = embed(FLOAT)[FLOAT]
+        assert made.shape == (len(expected), 256)
+        assert np.abs(made - np.stack(expected)).max() <= 1e-4
+        assert (_embed(engine, [sequences[0]])[0] * expected[0]).sum() >= 0.9999  # the other recordings are intact
+    assert (runner.token_graphs.counters.eager, runner.token_graphs.counters.captures) == (1, 1)
+    assert runner.token_graphs.counters.replays == 3
+    bits = embed(Output.BINARY)
+    assert set(bits) == {Output.BINARY}
+    assert np.array_equal(bits[Output.BINARY], np.packbits(made > 0, axis=-1))
+    engine.close()
+
+
 def test_capture_replay_and_eviction(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
     runner = engine.runner
@@ -330,12 +383,15 @@ def test_a_step_never_waits(tmp_path: Path) -> None:
     for _ in range(3):
         _embed(engine, _sequences(_LENGTHS))
     coded = replace(synthetic_batch(100, 10, _VOCAB), outputs=FLOAT | Output.BINARY)
+    document = replace(synthetic_batch(100, 10, _VOCAB), spans=np.array([[0, 7], [7, 100], [1, 0]], np.int32))
     for _ in range(3):
         engine.step(coded).wait()
+        engine.step(document).wait()
     try:
         torch.cuda.set_sync_debug_mode("error")
         launched = _launch(engine, _sequences(_LENGTHS))
         engine.step(coded)
+        engine.step(document)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for _, rows in launched:

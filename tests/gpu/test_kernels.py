@@ -202,3 +202,14 @@ def test_codes(fused: TritonOps, rows: int, width: int) -> None:
     lows, steps = _drawn(3, width, dtype=torch.float32) - 2, torch.rand(3, width, device=_DEVICE) / 50 + 0.005
     made, expected = (ops.range_codes(x, normalize, scalings, lows, steps) for ops in (fused, plain))
     assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("width", [384, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pooling_of_spans(fused: TritonOps, width: int, dtype: torch.dtype) -> None:
+    hidden = _drawn(640, width, dtype=dtype)
+    hidden[600:] = float("nan")  # padding
+    bounds = [(0, 1), (1, 1), (2, 299), (299, 300), (600, 600), (40, 170), (0, 600)]
+    starts, stops = torch.tensor(bounds, dtype=torch.int32, device=_DEVICE).T.contiguous()
+    actual, expected = fused.pool_spans(hidden, starts, stops), TorchOps().pool_spans(hidden, starts, stops)
+    assert (actual - expected).abs().max() <= 1e-5

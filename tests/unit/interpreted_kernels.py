@@ -306,6 +306,17 @@ def test_pool_modes_rounds_in_float32() -> None:
 
 
 @pytest.mark.parametrize("width", [33, 64])
+def test_pool_spans(width: int) -> None:
+    hidden = rand(300, width)
+    bounds = [(0, 1), (1, 1), (2, 299), (299, 300), (300, 300), (40, 170), (0, 300)]
+    starts, stops = torch.tensor(bounds, dtype=torch.int32).T.contiguous()
+    empty = torch.zeros(width)
+    expected = torch.stack([hidden[start:stop].mean(0) if stop > start else empty for start, stop in bounds])
+    for ops in (ragged, TORCH):
+        assert_close(ops.pool_spans(hidden, starts, stops), expected)
+
+
+@pytest.mark.parametrize("width", [33, 64])
 def test_scale(width: int) -> None:
     x, wanted = rand(6, width), [0, 1, -1, -7, -width, 1]
     x[5] = 0.0

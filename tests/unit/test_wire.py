@@ -9,7 +9,15 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from rose_client import Embeddings, EmbedOptions, RequestError
-from rose_client.wire import encode_texts, infer_arguments, join_embeddings, read_embeddings, server_urls
+from rose_client.wire import (
+    encode_documents,
+    encode_texts,
+    infer_arguments,
+    join_embeddings,
+    part_embeddings,
+    read_embeddings,
+    server_urls,
+)
 
 _NONE = EmbedOptions()
 
@@ -128,3 +136,33 @@ def test_an_output_that_did_not_arrive_is_missed() -> None:
 def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="outputs is"):
         infer_arguments("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
+
+
+def test_documents_travel_with_their_counts() -> None:
+    texts, counts = encode_documents([["tea", "pot"], ["thé"]])
+    assert (texts, counts) == ([b"tea", b"pot", b"th\xc3\xa9"], [2, 1])
+    sent, told = infer_arguments("embed", texts, _NONE, 1.0, counts)["inputs"]
+    assert (list(sent.shape()), told.name(), told.datatype(), list(told.shape())) == (
+        [1, 3],
+        "CHUNK_COUNTS",
+        "INT32",
+        [1, 2],
+    )
+    whole = Embeddings({"int8": np.array([[1], [2], [3]], np.int8)}, np.array([4, 5, 6], np.int32))
+    parts = part_embeddings(whole, counts)
+    assert [part.int8.tolist() for part in parts] == [[[1], [2]], [[3]]]
+    assert [part.token_counts.tolist() for part in parts] == [[4, 5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "error", "part"),
+    [
+        ([], ValueError, "at least one text"),
+        ([["tea"], []], ValueError, r"documents\[1\] is empty"),
+        (["tea"], TypeError, r"documents\[0\] is a string"),
+        ([["tea", 5]], TypeError, r"texts\[1\] is a int"),
+    ],
+)
+def test_what_is_no_list_of_documents(documents: Any, error: type[Exception], part: str) -> None:
+    with pytest.raises(error, match=part):
+        encode_documents(documents)

@@ -50,7 +50,7 @@ class TritonPythonModel:
         self._service = RoseService(
             self._engine,
             TokenPacker(self._engine.token_budget, instance.config.max_sequences),
-            Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields),
+            Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields, self._engine.pools_spans),
             self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
@@ -110,6 +110,7 @@ class TritonPythonModel:
             is_cancelled=sender.is_cancelled,
             dims=dims,
             fields=work.fields,
+            spans=work.spans,
         )
         if options.outputs != ("float",):
             queued.outputs = forms_of(options.outputs)
