@@ -77,6 +77,21 @@ class Ranges:
 
 
 @dataclass(frozen=True)
+class TokenHeads:
+    """Heads that give each token something of its own.
+
+    Attributes:
+        sparse: file of the projection to a token's weight; None: there is none.
+        multi_vector: file of the projection to a token's vector; None: that is the last layer's.
+        weightless: tokens without a weight, whatever the projection says.
+    """
+
+    sparse: Path | None = None
+    multi_vector: Path | None = None
+    weightless: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class HeadConfig:
     """What happens after the last layer.
 
@@ -88,6 +103,7 @@ class HeadConfig:
         dense: projections, in order, of the pooled vector.
         tanh_codes: whether int8 codes and bits follow pplx-embed's rules instead of sentence-transformers'.
         ranges: of the elements, for int8 codes by the latter; a way of scaling each.
+        tokens: heads for single tokens.
     """
 
     pooling: PoolingMode = PoolingMode.MEAN
@@ -97,6 +113,7 @@ class HeadConfig:
     dense: tuple[DenseConfig, ...] = ()
     tanh_codes: bool = False
     ranges: tuple[Ranges, ...] = ()
+    tokens: TokenHeads = TokenHeads()
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

@@ -37,12 +37,19 @@ class Output(IntFlag):
     """`[num_rows, dim]` int8."""
     BINARY = 4
     """`[num_rows, ceil(dim / 8)]` uint8: the signs of 8 elements to a byte, the first in the highest bit."""
+    SPARSE = 8
+    """`[num_tokens, 1]` float32: each token's weight."""
+    TOKEN = 16
+    """`[num_tokens, width]` float32: each token's vector."""
     __hash__ = int.__hash__  # as for `Lane`
 
 
 FLOAT = Output.FLOAT
+OF_TOKENS = frozenset({Output.SPARSE, Output.TOKEN})
+"""Forms that have a row a token, all sequences back to back."""
+_ANY_OF_TOKENS = Output.SPARSE | Output.TOKEN
 Results = Mapping[Output, npt.NDArray[Any]]
-"""Vectors by form; as many rows in each."""
+"""Vectors by form; as many rows in each, but for those of tokens."""
 Reply = Callable[["Results | RoseError"], None]
 
 
@@ -201,6 +208,12 @@ class Segment:
             return slice(self.first, stop)
         return slice(int(spans.offsets[self.first]), int(spans.offsets[stop]))
 
+    @property
+    def tokens(self) -> slice:
+        """The tokens of its request that are its."""
+        offsets = self.request.offsets
+        return slice(int(offsets[self.first]), int(offsets[self.first + self.count]))
+
     def carried(self, name: Field) -> Int32Array:
         """`[count]` int32: a view into the request, or zeros."""
         values = self.request.fields.get(name)
@@ -233,6 +246,20 @@ class Batch:
     fields: Fields = field(default_factory=dict)
     outputs: Output = FLOAT
     spans: Int32Array | None = None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether token vectors are wanted after the last layer, for spans or by themselves."""
+        return self.spans is not None or (self.outputs is not FLOAT and bool(self.outputs & _ANY_OF_TOKENS))
+
+    @property
+    def token_order(self) -> Int64Array:
+        """`[num_tokens]`: token i of the batch is the `token_order[i]`-th of the segments."""
+        lengths = np.concatenate([segment.lengths for segment in self.segments])
+        sequences = np.argsort(lengths, kind="stable")  # `order` may be that of spans
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        order: Int64Array = np.repeat(starts[sequences] - self.cu_seqlens[:-1], lengths[sequences])
+        return order + np.arange(self.num_tokens)
 
     @property
     def num_tokens(self) -> int:

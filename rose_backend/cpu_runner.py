@@ -34,16 +34,16 @@ class CpuRunner:
         attends.plan(cu_seqlens)
         fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
         inputs = DeviceInputs(torch.from_numpy(batch.input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
-        normalize = inputs.normalize
-        if batch.spans is None:
+        if not batch.keeps_tokens:
             vectors = forward(self._model, self._ops, inputs, attends, self._head)
+            if batch.outputs is FLOAT:
+                return LazyTensor(vectors.numpy())
+            forms = self._head.quantizer(self._ops, vectors, inputs.normalize, batch.outputs)
         else:
             hidden = forward(self._model, self._ops, inputs, attends, None)
-            spans = DeviceSpans.of(torch.from_numpy(batch.spans), batch.spans.shape[1])
-            vectors, normalize = self._head.of_spans(self._ops, hidden, spans), spans.normalize
-        if batch.outputs is FLOAT:
-            return LazyTensor(vectors.numpy())
-        forms = self._head.quantizer(self._ops, vectors, normalize, batch.outputs)
+            table = batch.spans
+            spans = None if table is None else DeviceSpans.of(torch.from_numpy(table), table.shape[1])
+            forms = self._head.forms(self._ops, hidden, inputs, spans, batch.outputs)
         return LazyTensor({form: values.numpy() for form, values in forms.items()})
 
     @property

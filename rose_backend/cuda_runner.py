@@ -17,7 +17,7 @@ from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket
 from rose_backend.config import EngineConfig
-from rose_backend.core import FLOAT, Batch, Output
+from rose_backend.core import FLOAT, OF_TOKENS, Batch, Output
 from rose_backend.cuda_driver import CudaDriver
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCache, GraphCounters
@@ -90,7 +90,7 @@ class CudaRunner:
         capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
         self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
-        # Of batches with spans: these end in token vectors, which are pooled behind them in the stream.
+        # Of batches with spans, or whose token vectors are wanted: these end there, and the rest follows in the stream.
         self.token_graphs = GraphCache(self._capture_tokens, config.graphs.memory_budget // _TOKEN_GRAPHS_SHARE, 0)
         self._tokens: torch.Tensor | None = None  # where their results go; made when first wanted
         self._spans = SpanStaging(self._device, self._driver)
@@ -100,7 +100,7 @@ class CudaRunner:
         """See `Runner`."""
         bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
         self._own_stream()
-        if batch.spans is None:
+        if not batch.keeps_tokens:
             self.hot.hit(bucket)
             return self._run(batch, *self.graphs.find(bucket))
         self.token_graphs.largest = self.graphs.largest
@@ -121,7 +121,7 @@ class CudaRunner:
     @property
     def outputs(self) -> Output:
         """Every form in which vectors may be wanted."""
-        return self._head.quantizer.forms
+        return self._head.outputs
 
     def run_eagerly(self, batch: Batch) -> LazyTensor:
         """As `run`, whatever is recorded, and recording nothing."""
@@ -184,7 +184,7 @@ class CudaRunner:
             # Results of different buckets may share memory: the last one must be out before it is overwritten.
             driver.wait(stream, self._copied)
         if recording is None:
-            head = self._head if batch.spans is None else None
+            head = None if batch.keeps_tokens else self._head
             output = self._forward(self._staging.views(bucket), attention, head)
             output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
         else:
@@ -208,27 +208,28 @@ class CudaRunner:
 
     @torch.inference_mode()
     def _copy_forms(self, output: torch.Tensor, batch: Batch, bucket: Bucket, padding: int) -> LazyTensor:
-        """Pool spans and make the codes that are wanted, behind the batch in its stream; copy nothing else."""
+        """Make what is wanted of a batch's vectors, or token vectors, behind it in its stream; copy nothing else."""
         driver, stream = self._driver, self._copy_stream.cuda_stream
-        if batch.spans is None:
-            vectors = output[: batch.num_sequences]
-            normalize = self._staging.views(bucket).normalize[: batch.num_sequences]
+        inputs, count = self._staging.views(bucket), batch.num_sequences
+        if batch.keeps_tokens:
+            spans = None if batch.spans is None else self._spans.send(batch.spans, self._stream.cuda_stream)
+            made = self._head.forms(self._ops, output, inputs, spans, batch.outputs)
+            rows = count if spans is None else len(spans.starts)
+            forms = {form: x[: batch.num_tokens if form in OF_TOKENS else rows] for form, x in made.items()}
         else:
-            spans = self._spans.send(batch.spans, self._stream.cuda_stream)
-            vectors, normalize = self._head.of_spans(self._ops, output, spans), spans.normalize
-        forms = self._head.quantizer(self._ops, vectors, normalize, batch.outputs)
+            forms = self._head.quantizer(self._ops, output[:count], inputs.normalize, batch.outputs)
         taken = {form: self._ring(form, values).take(*values.shape) for form, values in forms.items()}
         events = [slot for _, _, slot in taken.values() if slot is not None]
         whole = CopyEvents(events[0].computed, events[-1].copied)
         driver.record(whole.computed.cuda_event, self._stream.cuda_stream)
         driver.wait(stream, whole.computed.cuda_event)
-        for (form, (rows, address, _)), slot in zip(taken.items(), events, strict=True):
-            if form is not FLOAT or batch.spans is not None:  # made here, and freed as soon as this returns
+        for (form, (values, address, _)), slot in zip(taken.items(), events, strict=True):
+            if form is not FLOAT or batch.keeps_tokens:  # made here, and freed as soon as this returns
                 forms[form].record_stream(self._copy_stream)
-            driver.copy_to_host(address, forms[form].data_ptr(), rows.nbytes, stream)
+            driver.copy_to_host(address, forms[form].data_ptr(), values.nbytes, stream)
             driver.record(slot.copied.cuda_event, stream)  # for whoever takes the slot next
         self._copied = whole.copied.cuda_event
-        return LazyTensor({form: rows for form, (rows, _, _) in taken.items()}, whole, padding)
+        return LazyTensor({form: values for form, (values, _, _) in taken.items()}, whole, padding)
 
     def _ring(self, form: Output, values: torch.Tensor) -> PinnedRing:
         if form not in self._rings:

@@ -18,7 +18,7 @@ import numpy as np
 from rose_backend.admission import Limits
 from rose_backend.answering import Answer, Answerers
 from rose_backend.config import QueueConfig
-from rose_backend.core import Batch, Lane, Outcome, Request, Results, Segment
+from rose_backend.core import OF_TOKENS, Batch, Lane, Outcome, Request, Results, Segment
 from rose_backend.errors import EngineError, RoseError, UnavailableError
 from rose_backend.lanes import Depth, Dropped, LanedQueue
 from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
@@ -255,17 +255,23 @@ class RoseService:
         self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding))
         return results
 
-    def _hand_out(self, batch: Batch, results: Results) -> list[Answer]:
+    def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
         unsorted = {}
-        for form, values in results.items():
+        for form, values in vectors.items():
             unsorted[form] = np.empty_like(values)
-            unsorted[form][batch.order] = values
-        first, answers = 0, []
+            unsorted[form][batch.token_order if form in OF_TOKENS else batch.order] = values
+        of_tokens = OF_TOKENS.intersection(unsorted)
+        first, first_token, answers = 0, 0, []
         for segment in batch.segments:
             rows = segment.rows
             stop = first + rows.stop - rows.start
-            answers += self._add(segment, rows, {form: values[first:stop] for form, values in unsorted.items()})
+            results = {form: values[first:stop] for form, values in unsorted.items()}
+            if of_tokens:
+                stop_token = first_token + len(segment.input_ids)
+                results |= {form: unsorted[form][first_token:stop_token] for form in of_tokens}
+                first_token = stop_token
+            answers += self._add(segment, rows, results)
             first = stop
         return answers
 
@@ -276,9 +282,11 @@ class RoseService:
         for form, values in results.items():
             if not request.outputs & form:  # what a batch mate wants
                 continue
+            of_tokens = form in OF_TOKENS
             if form not in request.results:
-                request.results[form] = np.empty((request.num_rows, *values.shape[1:]), values.dtype)
-            request.results[form][rows] = values
+                count = request.num_tokens if of_tokens else request.num_rows
+                request.results[form] = np.empty((count, *values.shape[1:]), values.dtype)
+            request.results[form][segment.tokens if of_tokens else rows] = values
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
             return self._settle(request, request.results)

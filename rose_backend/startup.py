@@ -55,7 +55,8 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     most = config.token_budget or CUDA_SIZES[-1]
     for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
         runner.run_eagerly(synthetic_batch(shape.count * shape.length, shape.length, vocab_size)).wait()
-    coded = replace(synthetic_batch(1, 1, vocab_size), outputs=runner.outputs)
+    plain = synthetic_batch(1, 1, vocab_size)
+    coded = replace(plain, outputs=runner.outputs)
     runner.run_eagerly(coded).wait()
     if runner.pools_spans:
         runner.run_eagerly(replace(coded, spans=np.array([[0], [1], [1]], np.int32))).wait()

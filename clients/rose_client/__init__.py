@@ -5,6 +5,15 @@ from rose_client.chunking import ChunkLimits
 from rose_client.client import RoseClient
 from rose_client.errors import RequestError
 from rose_client.retries import RetryPolicy
-from rose_client.wire import Embeddings, EmbedOptions
+from rose_client.wire import Embeddings, EmbedOptions, SparseVector
 
-__all__ = ["AsyncRoseClient", "ChunkLimits", "EmbedOptions", "Embeddings", "RequestError", "RetryPolicy", "RoseClient"]
+__all__ = [
+    "AsyncRoseClient",
+    "ChunkLimits",
+    "EmbedOptions",
+    "Embeddings",
+    "RequestError",
+    "RetryPolicy",
+    "RoseClient",
+    "SparseVector",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from typing_extensions import TypedDict
 
 from rose_client.errors import RequestError
 
-_TENSORS = {"float": "EMBEDDING", "int8": "EMBEDDING_INT8", "binary": "EMBEDDING_BINARY"}
+_TENSORS = {
+    "float": ("EMBEDDING",),
+    "int8": ("EMBEDDING_INT8",),
+    "binary": ("EMBEDDING_BINARY",),
+    "sparse": ("SPARSE_LENGTHS", "SPARSE_INDEX", "SPARSE_WEIGHT"),
+    "token": ("TOKEN_EMBEDDING_LENGTHS", "TOKEN_EMBEDDING"),
+}
 _COUNTS = "TOKEN_COUNT"
 _DEFAULT_OUTPUTS = ("float",)
 
@@ -46,7 +53,7 @@ class EmbedOptions(TypedDict, total=False):
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
     outputs: Sequence[str]
-    """The forms in which vectors are wanted, of `float` (the default), `int8` and `binary`."""
+    """The forms in which vectors are wanted, of `float` (the default), `int8`, `binary`, `sparse` and `token`."""
     late_chunking: bool
     """Of documents: pool each chunk among its document's tokens also where the checkpoint is not trained for it."""
     bit_order: str
@@ -54,15 +61,28 @@ class EmbedOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
+class SparseVector:
+    """What a text's tokens weigh, those with a weight.
+
+    Attributes:
+        index: `[num_weights]` int32, token ids, ascending.
+        weight: `[num_weights]` float32, positive.
+    """
+
+    index: npt.NDArray[np.int32]
+    weight: npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
 class Embeddings:
     """Vectors of one call, in the order of its texts.
 
     Attributes:
-        arrays: by the name of each output that was asked for, `[num_texts, ...]`.
+        arrays: by the name of each output that was asked for, `[num_texts, ...]`; of tokens, a list of arrays.
         token_counts: `[num_texts]` int32, tokens that were run (after truncation).
     """
 
-    arrays: Mapping[str, npt.NDArray[Any]]
+    arrays: Mapping[str, Any]
     token_counts: npt.NDArray[np.int32]
 
     @property
@@ -72,19 +92,34 @@ class Embeddings:
         Raises:
             ValueError: `outputs` left `float` out; as for the other forms.
         """
-        return self._asked_for("float")
+        found: npt.NDArray[np.float32] = self._asked_for("float")
+        return found
 
     @property
     def int8(self) -> npt.NDArray[np.int8]:
         """`[num_texts, dim]` int8."""
-        return self._asked_for("int8")
+        found: npt.NDArray[np.int8] = self._asked_for("int8")
+        return found
 
     @property
     def binary(self) -> npt.NDArray[np.uint8]:
         """`[num_texts, dim / 8]` uint8."""
-        return self._asked_for("binary")
+        found: npt.NDArray[np.uint8] = self._asked_for("binary")
+        return found
 
-    def _asked_for(self, name: str) -> npt.NDArray[Any]:
+    @property
+    def sparse(self) -> list[SparseVector]:
+        """A sparse vector of each text."""
+        found: list[SparseVector] = self._asked_for("sparse")
+        return found
+
+    @property
+    def tokens(self) -> list[npt.NDArray[np.float32]]:
+        """`[num_tokens, width]` float32 of each text."""
+        found: list[npt.NDArray[np.float32]] = self._asked_for("token")
+        return found
+
+    def _asked_for(self, name: str) -> Any:
         if name not in self.arrays:
             raise ValueError(f"{name!r} is not among the outputs {list(self.arrays)} of this call")
         return self.arrays[name]
@@ -163,13 +198,14 @@ def infer_arguments(
         inputs.append(grpcclient.InferInput("CHUNK_COUNTS", [1, len(counts)], "INT32"))
         inputs[1].set_data_from_numpy(np.array([counts], np.int32))
     outputs = wanted_outputs(options)
+    names = (*chain.from_iterable(_TENSORS[output] for output in outputs), _COUNTS)
     parameters: dict[str, Any] = dict(options)
     if "outputs" in parameters:
         parameters["outputs"] = ",".join(outputs)
     return {
         "model_name": model,
         "inputs": inputs,
-        "outputs": [grpcclient.InferRequestedOutput(name) for name in (*(_TENSORS[o] for o in outputs), _COUNTS)],
+        "outputs": [grpcclient.InferRequestedOutput(name) for name in names],
         "parameters": parameters,
         "client_timeout": seconds,
         "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
@@ -182,11 +218,19 @@ def read_embeddings(result: grpcclient.InferResult, options: EmbedOptions) -> Em
     Raises:
         RequestError: INTERNAL, an output that was asked for did not arrive.
     """
-    arrays = {name: _arrived(result, _TENSORS[name]) for name in wanted_outputs(options)}
-    return Embeddings(
-        {name: values.reshape(-1, values.shape[-1]) for name, values in arrays.items()},
-        _arrived(result, _COUNTS).ravel(),
-    )
+    arrays = {
+        name: _read(name, [_arrived(result, tensor) for tensor in _TENSORS[name]]) for name in wanted_outputs(options)
+    }
+    return Embeddings(arrays, _arrived(result, _COUNTS).ravel())
+
+
+def _read(name: str, tensors: Sequence[npt.NDArray[Any]]) -> Any:
+    """Rows of vectors; of tokens, what belongs to each text, whose lengths come first."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1, tensors[0].shape[-1])
+    stops = np.cumsum(tensors[0].ravel())[:-1]
+    parts = [np.split(values[0], stops) for values in tensors[1:]]
+    return parts[0] if name == "token" else [SparseVector(*pair) for pair in zip(*parts, strict=True)]
 
 
 def _arrived(result: grpcclient.InferResult, name: str) -> npt.NDArray[Any]:
@@ -201,9 +245,13 @@ def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
     if len(parts) == 1:
         return parts[0]
     return Embeddings(
-        {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays},
+        {name: _joined([part.arrays[name] for part in parts]) for name in parts[0].arrays},
         np.concatenate([part.token_counts for part in parts]),
     )
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return [row for part in parts for row in part] if isinstance(parts[0], list) else np.concatenate(parts)
 
 
 def part_embeddings(whole: Embeddings, counts: Sequence[int]) -> list[Embeddings]:

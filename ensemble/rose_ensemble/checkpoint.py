@@ -20,6 +20,7 @@ from rose_ensemble.encoder import read_encoder
 from rose_ensemble.int8_ranges import read_ranges
 from rose_ensemble.matryoshka import DECLARING_KEYS, Matryoshka, family_sizes, read_matryoshka
 from rose_ensemble.modules import default_head, read_modules
+from rose_ensemble.token_heads import read_token_heads
 
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _ST_KEYS = {
@@ -99,7 +100,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         folder=modules.transformer,
         model_type=str(config.get("model_type")),
         vocab_size=positive_number(config_path, config, "vocab_size"),
-        head=replace(head, ranges=read_ranges(files, folder, dim)),
+        head=replace(head, ranges=read_ranges(files, folder, dim), tokens=read_token_heads(files, modules.transformer)),
         max_length=encoder.max_length,
         matryoshka=matryoshka,
         lower_case=encoder.lower_case,

@@ -42,6 +42,11 @@ def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ..
             "rules": "pplx-embed" if head.tanh_codes else "sentence-transformers",
             "int8": head.tanh_codes or bool(head.ranges),
         },
+        "further_heads": [
+            name
+            for name, path in (("sparse", head.tokens.sparse), ("multi-vector", head.tokens.multi_vector))
+            if path is not None
+        ],
         "similarity": checkpoint.similarity,
         "dtype": {"stored": checkpoint.stored_dtype, "computed": _DTYPE},
         "files": [str(path.relative_to(folder)) for path in checkpoint.files],

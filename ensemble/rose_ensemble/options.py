@@ -15,7 +15,7 @@ _FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
 _INPUT_TYPES = ("query", "document")
 _DIRECTIONS = ("right", "left")
 _LANES = ("online", "bulk")
-_OUTPUTS = ("float", "int8", "binary")
+_OUTPUTS = ("float", "int8", "binary", "sparse", "token")
 _BIT_ORDERS = ("msb", "lsb")
 
 

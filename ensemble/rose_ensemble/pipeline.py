@@ -33,6 +33,11 @@ output [
   { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
   { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
   { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 ensemble_scheduling {
@@ -54,6 +59,11 @@ ensemble_scheduling {
       output_map { key: "EMBEDDING" value: "EMBEDDING" }
       output_map { key: "EMBEDDING_INT8" value: "EMBEDDING_INT8" }
       output_map { key: "EMBEDDING_BINARY" value: "EMBEDDING_BINARY" }
+      output_map { key: "TOKEN_EMBEDDING" value: "TOKEN_EMBEDDING" }
+      output_map { key: "TOKEN_EMBEDDING_LENGTHS" value: "TOKEN_EMBEDDING_LENGTHS" }
+      output_map { key: "SPARSE_INDEX" value: "SPARSE_INDEX" }
+      output_map { key: "SPARSE_WEIGHT" value: "SPARSE_WEIGHT" }
+      output_map { key: "SPARSE_LENGTHS" value: "SPARSE_LENGTHS" }
     }
   ]
 }
@@ -93,7 +103,12 @@ input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: tr
 output [
   { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
   { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] }
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 $batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.

@@ -19,7 +19,16 @@ from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from rose_backend.buckets import Bucket
 from rose_backend.calibration import synthetic_batch
-from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode, Ranges
+from rose_backend.config import (
+    Activation,
+    DenseConfig,
+    EngineConfig,
+    GraphConfig,
+    HeadConfig,
+    PoolingMode,
+    Ranges,
+    TokenHeads,
+)
 from rose_backend.core import FLOAT, Field, Float32Array, Int32Array, Output, Request, Results, Spans
 from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
@@ -223,6 +232,39 @@ def test_codes_are_made_on_the_device(tmp_path: Path, tanh: bool) -> None:
         assert off.max() <= 1
         assert (off != 0).mean() < 0.01
         assert np.array_equal(made[Output.BINARY], np.packbits(vectors >= 0 if tanh else vectors > 0, axis=-1))
+    engine.close()
+
+
+def test_outputs_of_tokens(tmp_path: Path) -> None:
+    """As BGE-M3 has them, beside dense vectors of the first token; eager, recorded and replayed."""
+    folder = _bert(tmp_path)
+    torch.manual_seed(5)
+    sparse, multi = torch.nn.Linear(256, 1), torch.nn.Linear(256, 64)
+    paths = []
+    for name, linear in (("sparse", sparse), ("colbert", multi)):
+        paths.append(folder / f"{name}_linear.pt")
+        torch.save(linear.state_dict(), paths[-1])
+    head = HeadConfig(PoolingMode.CLS, tokens=TokenHeads(*paths))
+    engine = RoseEngine(_config(folder, PoolingMode.CLS, head=head, dtype="float32"))
+    sequences = _sequences(_LENGTHS)
+    model = BertModel.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    with torch.inference_mode():
+        hidden = [model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0] for ids in sequences]
+        weights = torch.cat([torch.relu(sparse.cuda()(rows)) for rows in hidden]).cpu().numpy()
+        vectors = torch.cat([torch.nn.functional.normalize(multi.cuda()(rows), dim=-1) for rows in hidden])
+        dense = torch.nn.functional.normalize(torch.stack([rows[0] for rows in hidden]), dim=-1).cpu().numpy()
+    for outputs in [FLOAT | Output.SPARSE | Output.TOKEN] * 4 + [Output.SPARSE]:
+        queue = deque(
+            Request(ids, np.array([len(ids)], np.int32), lambda _: None, outputs=outputs) for ids in sequences
+        )
+        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        assert batch is not None
+        made = engine.step(batch).results()
+        assert sum(made) == outputs
+        assert np.abs(made[Output.SPARSE] - weights[batch.token_order]).max() <= 1e-4
+        if outputs & FLOAT:
+            assert np.abs(made[Output.TOKEN] - vectors.cpu().numpy()[batch.token_order]).max() <= 1e-4
+            assert np.abs(made[FLOAT] - dense[batch.order]).max() <= 1e-4
     engine.close()
 
 

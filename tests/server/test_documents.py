@@ -109,7 +109,7 @@ def test_chunk_counts_on_the_wire(raw_grpc: RawGrpc, raw_http: RawHttp) -> None:
     words = "CHUNK_COUNTS adds up to 4, but TEXT holds 3 texts"
     assert words in raw_grpc.refusal([texts, int_tensor("CHUNK_COUNTS", [2, 2])], parameters=late)
     tokens = [int_tensor("TOKEN_IDS", [101, 102]), int_tensor("TOKEN_LENGTHS", [2]), int_tensor("CHUNK_COUNTS", [1])]
-    assert "perhaps with CHUNK_COUNTS" in raw_grpc.refusal(tokens, parameters=late)
+    assert "CHUNK_COUNTS goes with TEXT" in raw_grpc.refusal(tokens, parameters=late)
     status, body = raw_http.post(
         "/v2/models/embed/infer",
         {

@@ -13,9 +13,10 @@ import tritonclient.grpc as grpcclient
 from sentence_transformers.util.quantization import quantize_embeddings
 from typer.testing import CliRunner
 
-from rose_client import AsyncRoseClient, EmbedOptions, RequestError, RoseClient
+from rose_client import AsyncRoseClient, ChunkLimits, EmbedOptions, RequestError, RoseClient
 from rose_client.cli.main import app
 from rose_ensemble.server_process import Endpoints
+from tests.support.bge_m3 import assert_flag_embedding, flag_embedding, make_m3
 from tests.support.cases import HARBOUR
 from tests.support.library import HIDDEN, alone, edit_json, library, save_with_library
 from tests.support.oracle import Oracle
@@ -126,6 +127,44 @@ def test_refusals(served: Serving, options: EmbedOptions, words: str | None) -> 
             client.embed_with_counts(["tea"], **options)
     assert refused.value.status == "INVALID_ARGUMENT"
     assert words in refused.value.message
+
+
+def test_the_heads_of_bge_m3_in_one_pass(tmp_path: Path) -> None:
+    model = make_m3(tmp_path / "m3")
+    texts = ["tea tea pot", "harbour", "", "a stone wall stone rope stone"]
+    (tmp_path / "serve").mkdir()
+    with serving(tmp_path / "serve", f"--checkpoint={tmp_path / 'm3'}", "--name=m3", "--probe-interval=600") as served:
+        with grpcclient.InferenceServerClient(served.grpc) as plain:
+            for shape in ((4, 1), (1, 4)):
+                sent, parameters = text_input(grpcclient, texts, shape), {"outputs": "float,sparse,token"}
+                result = plain.infer("m3", [sent], parameters=parameters)
+                assert result.as_numpy("SPARSE_LENGTHS").shape == shape
+                assert result.as_numpy("TOKEN_EMBEDDING_LENGTHS").shape == shape
+                names = [output.name for output in result.get_response().outputs]
+                arrays = {name: result.as_numpy(name) for name in names if name != "TOKEN_COUNT"}
+                arrays["EMBEDDING"] = arrays["EMBEDDING"].reshape(1, 4, -1)
+                made = {name: values.ravel() if "LENGTHS" in name else values[0] for name, values in arrays.items()}
+                assert_flag_embedding(made, tmp_path / "m3", model, texts)
+        with RoseClient(served.grpc, model="m3", limits=ChunkLimits(max_texts=3)) as client:
+            answer = client.embed_with_counts(texts, outputs=["sparse", "token"])
+            assert set(answer.arrays) == {"sparse", "token"}
+            for text, sparse, vectors in zip(texts, answer.sparse, answer.tokens, strict=True):
+                _, weights, expected = flag_embedding(tmp_path / "m3", model, text)
+                assert sparse.index.tolist() == sorted(weights)
+                assert np.allclose(sparse.weight, [weights[token] for token in sorted(weights)], atol=1e-5)
+                assert_close(vectors, expected)
+
+
+def test_token_vectors_of_a_common_checkpoint(server: Endpoints, oracle: Oracle) -> None:
+    with RoseClient(server.grpc) as client:
+        answer = client.embed_with_counts([HARBOUR, "tea"], outputs=["token", "float"])
+        for text, vectors in zip([HARBOUR, "tea"], answer.tokens, strict=True):
+            assert_close(vectors, oracle.model.encode(text, output_value="token_embeddings").cpu().numpy())
+        assert_close(answer.vectors, oracle.vectors([HARBOUR, "tea"]))
+        with pytest.raises(RequestError, match=r"has sparse, but this checkpoint has no sparse_linear\.pt"):
+            client.embed_with_counts(["tea"], outputs=["sparse"])
+        with pytest.raises(RequestError, match="which chunks of documents do not have"):
+            client.contextual([["tea", "pot"]], late_chunking=True, outputs=["token"])
 
 
 def test_a_checkpoint_without_ranges_refuses_int8(server: Endpoints) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rose_backend.admission import Limits
 from rose_backend.config import EngineConfig
-from rose_backend.core import Request
+from rose_backend.core import OF_TOKENS, Output, Request
 from rose_backend.engine import RoseEngine
 from rose_backend.packer import TokenPacker
 from rose_ensemble.checkpoint import Checkpoint
@@ -74,14 +74,21 @@ class Served:
         assert batch is not None
         assert not queue
         assert batch.num_sequences == sum(request.num_sequences for request in queued)
-        unsorted = {}
+        unsorted: dict[Output, npt.NDArray[Any]] = {}
+        unsorted_tokens: dict[Output, npt.NDArray[Any]] = {}
         for form, values in self._engine.step(batch).results().items():
-            unsorted[form] = np.empty_like(values)
-            unsorted[form][batch.order] = values
-        made, first = [], 0
+            of_tokens = form in OF_TOKENS
+            target = unsorted_tokens if of_tokens else unsorted
+            target[form] = np.empty_like(values)
+            target[form][batch.token_order if of_tokens else batch.order] = values
+        made, first, tokens = [], 0, 0
         for request, (_, options) in zip(queued, requests, strict=True):
             stop = first + request.num_rows
             results = {form: values[first:stop] for form, values in unsorted.items()}
-            made.append(dict(tensors_of(request, results, lsb_first=options.bit_order == "lsb")))
+            results |= {form: unsorted_tokens[form][tokens : tokens + request.num_tokens] for form in unsorted_tokens}
+            tokens += request.num_tokens
+            heads, shape = self.checkpoint.head.tokens, (1, request.num_rows)
+            found = tensors_of(request, results, shape, heads, lsb_first=options.bit_order == "lsb")
+            made.append({name: values[0] for name, values in found})
             first = stop
         return made

@@ -15,6 +15,7 @@ from rose_client.cli.main import app
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
 from rose_ensemble.server_process import Endpoints
+from tests.support.bge_m3 import make_m3
 from tests.support.checkpoints import SHAPE, write_json, write_modules
 
 
@@ -251,3 +252,12 @@ def test_serve_refuses_an_unknown_log_level() -> None:
     assert result.exit_code == 2
     assert "'loud'" in result.stderr
     assert "warning" in result.stderr
+
+
+def test_inspect_names_further_heads(tmp_path: Path) -> None:
+    make_m3(tmp_path)
+    result = _rose("inspect", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert ["heads", "sparse and multi-vector"] in lines
+    assert any("sparse_linear.pt, colbert_linear.pt" in line for line in result.stdout.splitlines())

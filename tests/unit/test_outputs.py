@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from rose_backend.config import EngineConfig, HeadConfig, PoolingMode, Ranges
+from rose_backend.config import EngineConfig, HeadConfig, PoolingMode, Ranges, TokenHeads
 from rose_backend.core import FLOAT, Batch, Int32Array, Output, Request, Results, Segment
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import CheckpointError, InvalidArgumentError
@@ -170,7 +170,8 @@ def test_tensors_are_cut_and_ordered() -> None:
 
     def tensors(outputs: Output, dims: int = 0, *, lsb_first: bool = False) -> dict[str, Any]:
         request = _request([[1], [2]], outputs, dims=dims)
-        return {name: values.tolist() for name, values in tensors_of(request, results, lsb_first=lsb_first)}
+        found = tensors_of(request, results, (1, 2), TokenHeads(), lsb_first=lsb_first)
+        return {name: values[0].tolist() for name, values in found}
 
     assert tensors(Output.BINARY) == {"EMBEDDING_BINARY": [[128, 208], [1, 2]]}
     assert tensors(Output.BINARY, lsb_first=True) == {"EMBEDDING_BINARY": [[1, 11], [128, 64]]}

@@ -138,6 +138,24 @@ def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception])
         infer_arguments("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
 
 
+def test_outputs_of_tokens_are_read_by_text() -> None:
+    options = EmbedOptions(outputs=["sparse", "token"])
+    result = _Result(
+        SPARSE_INDEX=np.array([[5, 9, 7]], np.int32),
+        SPARSE_WEIGHT=np.array([[0.5, 0.25, 1.0]], np.float32),
+        SPARSE_LENGTHS=np.array([[2, 0, 1]], np.int32),
+        TOKEN_EMBEDDING=np.arange(8, dtype=np.float32).reshape(1, 4, 2),
+        TOKEN_EMBEDDING_LENGTHS=np.array([[1, 1, 2]], np.int32),
+        TOKEN_COUNT=np.array([[3, 2, 4]], np.int32),
+    )
+    answer = read_embeddings(result, options)
+    sparse = [(vector.index.tolist(), vector.weight.tolist()) for vector in answer.sparse]
+    assert sparse == [([5, 9], [0.5, 0.25]), ([], []), ([7], [1.0])]
+    assert [vectors.tolist() for vectors in answer.tokens] == [[[0, 1]], [[2, 3]], [[4, 5], [6, 7]]]
+    joined = join_embeddings([answer, answer])
+    assert len(joined.sparse) == len(joined.tokens) == len(joined.token_counts) == 6
+
+
 def test_documents_travel_with_their_counts() -> None:
     texts, counts = encode_documents([["tea", "pot"], ["thé"]])
     assert (texts, counts) == ([b"tea", b"pot", b"th\xc3\xa9"], [2, 1])

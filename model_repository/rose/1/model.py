@@ -97,8 +97,9 @@ class TritonPythonModel:
                 vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
                 tensors = [pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))]
             else:
-                found = tensors_of(queued, outcome, lsb_first=options.bit_order == "lsb")
-                tensors = [pb_utils.Tensor(name, values.reshape(b, n, -1)) for name, values in found]
+                heads, lsb_first = self._outputs.head.tokens, options.bit_order == "lsb"
+                found = tensors_of(queued, outcome, (b, n), heads, lsb_first=lsb_first)
+                tensors = [pb_utils.Tensor(name, values) for name, values in found]
             sender.send(pb_utils.InferenceResponse(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
         queued = Request(

@@ -74,7 +74,7 @@ class TritonPythonModel:
                 return TokenizeInput(tokens, counts.shape, options, arrival_stamp())
         except RoseError as error:
             return error
-        return InvalidArgumentError("give either TEXT, perhaps with CHUNK_COUNTS, or TOKEN_IDS with TOKEN_LENGTHS")
+        return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS; CHUNK_COUNTS goes with TEXT")
 
 
 def _response(outcome: TokenizeOutput | RoseError) -> Any:
