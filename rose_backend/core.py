@@ -279,10 +279,9 @@ class Batch:
     @classmethod
     def of(cls, segments: tuple[Segment, ...]) -> Batch:
         """Lay the segments' sequences out by length; at least one sequence is required."""
-        if (
-            len(segments) == 1 and segments[0].count == 1 and segments[0].request.spans is None
-        ):  # half of all batches of a quiet server
-            return cls._of_one(segments[0])
+        lone = segments[0]
+        if len(segments) == 1 and lone.count == 1 and lone.request.spans is None:  # half of a quiet server's batches
+            return cls._of_one(lone)
         lengths = np.concatenate([segment.lengths for segment in segments])
         flat = np.concatenate([segment.input_ids for segment in segments])
         order = np.argsort(lengths, kind="stable")

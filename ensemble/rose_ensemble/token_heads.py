@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from rose_backend.config import TokenHeads
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint_files import CheckpointFiles
@@ -38,6 +36,8 @@ def read_token_heads(files: CheckpointFiles, folder: Path) -> TokenHeads:
 
 def _weightless(files: CheckpointFiles, folder: Path) -> tuple[int, ...]:
     """The ids of the tokens that mean nothing by themselves."""
+    from tokenizers import Tokenizer  # the command line reads checkpoints, and hardly any has such heads
+
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: only fast tokenizers are served")
