@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rose_backend.core import Field, Int32Array, Request
+from rose_backend.core import Field, Int32Array, Request, Spans
 from rose_backend.errors import InvalidArgumentError
 
 
@@ -18,11 +18,13 @@ class Limits:
         vocab_size: token ids lie in `[0, vocab_size)`; one outside would read foreign memory on a device.
         max_length: most tokens in one sequence.
         fields: what sequences may carry.
+        spans: whether parts of sequences may have vectors.
     """
 
     vocab_size: int
     max_length: int
     fields: tuple[Field, ...] = ()
+    spans: bool = False
 
     def fault(self, request: Request) -> InvalidArgumentError | None:
         """What is wrong with a request, or None."""
@@ -61,6 +63,19 @@ class Limits:
             if lowest < 0 or highest > self.max_length:
                 wrong = lowest if lowest < 0 else highest
                 raise InvalidArgumentError(f"field {name.name} holds {wrong}: it lies between 0 and {self.max_length}")
+        if request.spans is not None:
+            self._check_spans(request, request.spans)
+
+    def _check_spans(self, request: Request, spans: Spans) -> None:
+        if not self.spans:
+            raise InvalidArgumentError("this checkpoint does not pool the mean of all tokens: no part has a vector")
+        if len(spans.counts) != request.num_sequences or int(spans.counts.min()) < 1:
+            raise InvalidArgumentError("every sequence needs at least 1 span")
+        if not len(spans.starts) == len(spans.stops) == int(spans.offsets[-1]):
+            raise InvalidArgumentError(f"spans add up to {int(spans.offsets[-1])}, but there are {len(spans.starts)}")
+        limits = np.repeat(request.lengths, spans.counts)
+        if (spans.starts < 0).any() or (spans.starts > spans.stops).any() or (spans.stops > limits).any():
+            raise InvalidArgumentError("a span lies outside its sequence")
 
 
 def _extremes(values: Int32Array) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from rose_backend.core import Float32Array, Request
+from rose_backend.core import Request, Results
 from rose_backend.errors import RoseError
 
 logger = logging.getLogger(__name__)
@@ -20,10 +20,10 @@ _THREADS = 4
 
 
 class Answer(NamedTuple):
-    """How a request ends: `[num_sequences, dim]` float32, or an error."""
+    """How a request ends: with its vectors, or an error."""
 
     request: Request
-    content: Float32Array | RoseError
+    content: Results | RoseError
 
     def send(self) -> None:
         """Call the request's `reply`."""

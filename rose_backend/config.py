@@ -62,6 +62,36 @@ class DenseConfig:
 
 
 @dataclass(frozen=True)
+class Ranges:
+    """Smallest and largest value of each element of vectors scaled in one way, for int8 codes.
+
+    Attributes:
+        scaling: the way; see `Request.scaling`.
+        low: of each element of a whole vector.
+        high: as many.
+    """
+
+    scaling: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TokenHeads:
+    """Heads that give each token something of its own.
+
+    Attributes:
+        sparse: file of the projection to a token's weight; None: there is none.
+        multi_vector: file of the projection to a token's vector; None: that is the last layer's.
+        weightless: tokens without a weight, whatever the projection says.
+    """
+
+    sparse: Path | None = None
+    multi_vector: Path | None = None
+    weightless: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class HeadConfig:
     """What happens after the last layer.
 
@@ -71,6 +101,9 @@ class HeadConfig:
         also: further ways of pooling, whose vectors are appended in this order.
         include_prompt: whether the tokens of a prompt are pooled; they take part in attention either way.
         dense: projections, in order, of the pooled vector.
+        tanh_codes: whether int8 codes and bits follow pplx-embed's rules instead of sentence-transformers'.
+        ranges: of the elements, for int8 codes by the latter; a way of scaling each.
+        tokens: heads for single tokens.
     """
 
     pooling: PoolingMode = PoolingMode.MEAN
@@ -78,6 +111,9 @@ class HeadConfig:
     also: tuple[PoolingMode, ...] = ()
     include_prompt: bool = True
     dense: tuple[DenseConfig, ...] = ()
+    tanh_codes: bool = False
+    ranges: tuple[Ranges, ...] = ()
+    tokens: TokenHeads = TokenHeads()
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntFlag
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +19,6 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 
-Reply = Callable[["Float32Array | RoseError"], None]
-
 
 class Lane(str, Enum):
     """Where a request queues. Each lane is first come, first served; lanes take turns."""
@@ -25,6 +26,31 @@ class Lane(str, Enum):
     ONLINE = "online"
     BULK = "bulk"
     __hash__ = str.__hash__  # an enumeration's own is Python code, and every request looks its lane up often
+
+
+class Output(IntFlag):
+    """A form in which vectors may be wanted, several of one request."""
+
+    FLOAT = 1
+    """`[num_rows, dim]` float32."""
+    INT8 = 2
+    """`[num_rows, dim]` int8."""
+    BINARY = 4
+    """`[num_rows, ceil(dim / 8)]` uint8: the signs of 8 elements to a byte, the first in the highest bit."""
+    SPARSE = 8
+    """`[num_tokens, 1]` float32: each token's weight."""
+    TOKEN = 16
+    """`[num_tokens, width]` float32: each token's vector."""
+    __hash__ = int.__hash__  # as for `Lane`
+
+
+FLOAT = Output.FLOAT
+OF_TOKENS = frozenset({Output.SPARSE, Output.TOKEN})
+"""Forms that have a row a token, all sequences back to back."""
+_ANY_OF_TOKENS = Output.SPARSE | Output.TOKEN
+Results = Mapping[Output, npt.NDArray[Any]]
+"""Vectors by form; as many rows in each, but for those of tokens."""
+Reply = Callable[["Results | RoseError"], None]
 
 
 class Outcome(str, Enum):
@@ -53,6 +79,26 @@ Fields = Mapping[Field, Int32Array]
 """`[num_sequences]` int32 each."""
 
 
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Parts of sequences that have a vector each, in place of one a sequence: the chunks of documents.
+
+    Attributes:
+        counts: `[num_sequences]` int32, parts of each sequence, at least 1.
+        starts: `[num_rows]` int32, the first token of each part, counted from its sequence's first.
+        stops: `[num_rows]` int32, the token after its last; equal to the start: no tokens, whose vector is pooled as 0.
+        offsets: `[num_sequences + 1]`: where the parts of each sequence begin; computed here.
+    """
+
+    counts: Int32Array
+    starts: Int32Array
+    stops: Int32Array
+    offsets: Int64Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "offsets", np.concatenate(([0], np.cumsum(self.counts, dtype=np.int64))))
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One client request: some sequences, answered together and exactly once.
@@ -60,7 +106,8 @@ class Request:
     Attributes:
         input_ids: `[total_tokens]` int32, all sequences back to back; owned by this request.
         lengths: `[num_sequences]` int32, tokens of each sequence, each at least 1.
-        reply: called once, from a thread of the service, with `[num_sequences, dim]` float32 or an error.
+        reply: called once, from a thread of the service, with the vectors, a row a sequence or a span, in the forms
+            wanted and perhaps others, or with an error.
         normalize: whether the vectors are scaled to unit length.
         lane: where it queues; None: by its size.
         arrived: `time.monotonic()` seconds.
@@ -69,6 +116,8 @@ class Request:
         dims: how many leading elements of each vector will be used; 0: all. The rest is left as it is, and is for the
             receiver to cut off.
         fields: what its sequences carry besides their tokens.
+        outputs: the forms in which its vectors are wanted.
+        spans: the parts of its sequences that have vectors; None: each sequence has one.
     """
 
     input_ids: Int32Array
@@ -81,6 +130,8 @@ class Request:
     is_cancelled: Callable[[], bool] | None = None
     dims: int = 0
     fields: Fields = field(default_factory=dict)
+    outputs: Output = FLOAT
+    spans: Spans | None = None
 
     offsets: Int64Array = field(init=False)
     """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
@@ -90,8 +141,8 @@ class Request:
     """`time.monotonic()` seconds when the first of them was packed."""
     num_done: int = field(default=0, init=False)
     """Sequences whose vectors have come back; advanced by the completer."""
-    rows: Float32Array | None = field(default=None, init=False)
-    """`[num_sequences, dim]`, filled by the completer as batches return."""
+    results: dict[Output, npt.NDArray[Any]] = field(default_factory=dict, init=False)
+    """Of a request that spreads over several batches: filled by the completer as they return."""
     answered: bool = field(default=False, init=False)
     """Set by the service when `reply` was called; later parts of the request are then dropped."""
 
@@ -106,6 +157,11 @@ class Request:
     def num_sequences(self) -> int:
         """Sequences in the whole request."""
         return len(self.lengths)
+
+    @property
+    def num_rows(self) -> int:
+        """Vectors of the whole request."""
+        return self.num_sequences if self.spans is None else len(self.spans.starts)
 
     @property
     def num_tokens(self) -> int:
@@ -146,6 +202,20 @@ class Segment:
         """`[count]` int32: a view into the request."""
         return self.request.lengths[self.first : self.first + self.count]
 
+    @property
+    def rows(self) -> slice:
+        """The rows of its request that are its."""
+        spans, stop = self.request.spans, self.first + self.count
+        if spans is None:
+            return slice(self.first, stop)
+        return slice(int(spans.offsets[self.first]), int(spans.offsets[stop]))
+
+    @property
+    def tokens(self) -> slice:
+        """The tokens of its request that are its."""
+        offsets = self.request.offsets
+        return slice(int(offsets[self.first]), int(offsets[self.first + self.count]))
+
     def carried(self, name: Field) -> Int32Array:
         """`[count]` int32: a view into the request, or zeros."""
         values = self.request.fields.get(name)
@@ -163,8 +233,11 @@ class Batch:
         input_ids: `[total_tokens]` int32.
         cu_seqlens: `[num_sequences + 1]` int32, cumulative lengths, starting at 0.
         normalize: `[num_sequences]` int32, each its request's `scaling`.
-        order: `[num_sequences]` int64; batch row i holds the `order[i]`-th sequence of the segments.
+        order: `[num_rows]` int64; row i of the result belongs to the `order[i]`-th row of the segments.
         fields: those that some sequence carries, for all of them.
+        outputs: every form in which some request wants its vectors.
+        spans: `[3, num_rows]` int32, if some request has spans: for every row, in the order of the segments, its first
+            token in the batch, the token after its last, and its request's `scaling`. None: a row a sequence.
     """
 
     segments: tuple[Segment, ...]
@@ -173,6 +246,22 @@ class Batch:
     normalize: Int32Array
     order: Int64Array
     fields: Fields = field(default_factory=dict)
+    outputs: Output = FLOAT
+    spans: Int32Array | None = None
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether token vectors are wanted after the last layer, for spans or by themselves."""
+        return self.spans is not None or (self.outputs is not FLOAT and bool(self.outputs & _ANY_OF_TOKENS))
+
+    @property
+    def token_order(self) -> Int64Array:
+        """`[num_tokens]`: token i of the batch is the `token_order[i]`-th of the segments."""
+        lengths = np.concatenate([segment.lengths for segment in self.segments])
+        sequences = np.argsort(lengths, kind="stable")  # `order` may be that of spans
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        order: Int64Array = np.repeat(starts[sequences] - self.cu_seqlens[:-1], lengths[sequences])
+        return order + np.arange(self.num_tokens)
 
     @property
     def num_tokens(self) -> int:
@@ -182,7 +271,7 @@ class Batch:
     @property
     def num_sequences(self) -> int:
         """Sequences in the batch."""
-        return len(self.order)
+        return len(self.cu_seqlens) - 1
 
     @property
     def max_seqlen(self) -> int:
@@ -192,8 +281,9 @@ class Batch:
     @classmethod
     def of(cls, segments: tuple[Segment, ...]) -> Batch:
         """Lay the segments' sequences out by length; at least one sequence is required."""
-        if len(segments) == 1 and segments[0].count == 1:  # half of all batches of a quiet server
-            return cls._of_one(segments[0])
+        lone = segments[0]
+        if len(segments) == 1 and lone.count == 1 and lone.request.spans is None:  # half of a quiet server's batches
+            return cls._of_one(lone)
         lengths = np.concatenate([segment.lengths for segment in segments])
         flat = np.concatenate([segment.input_ids for segment in segments])
         order = np.argsort(lengths, kind="stable")
@@ -211,7 +301,14 @@ class Batch:
         if any([segment.request.fields for segment in segments]):  # noqa: C419 (a list is quicker, and most have none)
             names = {name for segment in segments for name in segment.request.fields}
             fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
-        return cls(segments, flat, cu_seqlens, normalize, order, fields)
+        batch = cls(segments, flat, cu_seqlens, normalize, order, fields)
+        if any([segment.request.outputs is not FLOAT or segment.request.spans for segment in segments]):  # noqa: C419
+            outputs = functools.reduce(operator.or_, (segment.request.outputs for segment in segments))
+            batch = replace(batch, outputs=outputs)
+            if any(segment.request.spans for segment in segments):
+                spans = _spans(batch)
+                batch = replace(batch, spans=spans, order=np.arange(spans.shape[1]))
+        return batch
 
     @classmethod
     def _of_one(cls, segment: Segment) -> Batch:
@@ -221,4 +318,22 @@ class Batch:
         fields = segment.request.fields
         if fields:
             fields = {name: segment.carried(name) for name in fields}
-        return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields)
+        return cls((segment,), ids, cu_seqlens, normalize, np.zeros(1, np.int64), fields, segment.request.outputs)
+
+
+def _spans(batch: Batch) -> Int32Array:
+    """`Batch.spans` of a batch whose `order` is still that of sequences."""
+    begins = np.empty(batch.num_sequences, np.int32)  # of each sequence of the segments, in the batch
+    begins[batch.order] = batch.cu_seqlens[:-1]
+    parts, first = [], 0
+    for segment in batch.segments:
+        own, spans = begins[first : first + segment.count], segment.request.spans
+        first += segment.count
+        if spans is None:
+            starts, stops = own + segment.carried(Field.POOL_FROM), own + segment.lengths
+            starts = np.minimum(starts, stops)
+        else:
+            shifts = np.repeat(own, spans.counts[segment.first : segment.first + segment.count])
+            starts, stops = spans.starts[segment.rows] + shifts, spans.stops[segment.rows] + shifts
+        parts.append(np.stack([starts, stops, np.full_like(starts, segment.request.scaling)]))
+    return np.concatenate(parts, axis=1)

@@ -6,13 +6,14 @@ import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.sdpa import SdpaBackend
-from rose_backend.core import Batch
+from rose_backend.core import FLOAT, Batch
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCounters
 from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
+from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
 
@@ -33,8 +34,17 @@ class CpuRunner:
         attends.plan(cu_seqlens)
         fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
         inputs = DeviceInputs(torch.from_numpy(batch.input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
-        vectors = forward(self._model, self._ops, inputs, attends, self._head)
-        return LazyTensor(vectors.numpy())
+        if not batch.keeps_tokens:
+            vectors = forward(self._model, self._ops, inputs, attends, self._head)
+            if batch.outputs is FLOAT:
+                return LazyTensor(vectors.numpy())
+            forms = self._head.quantizer(self._ops, vectors, inputs.normalize, batch.outputs)
+        else:
+            hidden = forward(self._model, self._ops, inputs, attends, None)
+            table = batch.spans
+            spans = None if table is None else DeviceSpans.of(torch.from_numpy(table), table.shape[1])
+            forms = self._head.forms(self._ops, hidden, inputs, spans, batch.outputs)
+        return LazyTensor({form: values.numpy() for form, values in forms.items()})
 
     @property
     def graph_counters(self) -> GraphCounters:

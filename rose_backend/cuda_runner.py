@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,19 +18,21 @@ from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket, covering_buckets
 from rose_backend.config import EngineConfig
-from rose_backend.core import Batch
+from rose_backend.core import FLOAT, OF_TOKENS, Batch, Output
 from rose_backend.cuda_driver import CudaDriver
 from rose_backend.forward import forward
 from rose_backend.graphs import GraphCache, GraphCounters
 from rose_backend.heads import Head
 from rose_backend.hot_buckets import HotBuckets
 from rose_backend.kernels.triton_ops import TritonOps
-from rose_backend.lazy_tensor import LazyTensor, PinnedRing
+from rose_backend.lazy_tensor import CopyEvents, LazyTensor, PinnedRing
 from rose_backend.models.base import RaggedModel
+from rose_backend.spans import SpanStaging
 from rose_backend.staging import DeviceInputs, InputStaging
 
 logger = logging.getLogger(__name__)
 
+_TOKEN_GRAPHS_SHARE = 4  # of the budget of the other recordings, in addition to it
 _thread = threading.local()  # `runner`: whose stream is the thread's current one
 
 
@@ -40,7 +42,7 @@ class CudaRecording:
 
     graph: torch.cuda.CUDAGraph
     handle: int  # the instantiated graph, as the driver knows it
-    output: torch.Tensor  # [num_sequences, dim] float32
+    output: torch.Tensor  # [num_sequences, dim] float32, or token vectors: [num_tokens, hidden_size]
     num_bytes: int
 
     def close(self) -> None:
@@ -80,23 +82,32 @@ class CudaRunner:
         self._copy_stream = torch.cuda.Stream(self._device)
         self._driver = CudaDriver()
         self._staging = InputStaging(largest.num_tokens, largest.num_sequences, self._device, head.fields)
+        self._largest = largest
         self._results = PinnedRing(largest.num_sequences * head.dim)
+        self._rings = {FLOAT: self._results}  # others follow when they are first wanted
         self._pool = torch.cuda.graph_pool_handle()
         self._attentions: dict[Bucket, Attentions] = {}
         self._copied: int | None = None  # handle of the event after the last copy to the host
         capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
         self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
-        self._largest, self._max_length = largest, config.max_length
+        # Of batches with spans, or whose token vectors are wanted: these end there, and the rest follows in the stream.
+        self.token_graphs = GraphCache(self._capture_tokens, config.graphs.memory_budget // _TOKEN_GRAPHS_SHARE, 0)
+        self._tokens: torch.Tensor | None = None  # where their results go; made when first wanted
+        self._spans = SpanStaging(self._device, self._driver)
+        self._max_length = config.max_length
         self._covers: deque[Bucket] | None = None  # still to be recorded; made when first asked for
         self.hot = HotBuckets.of(config, torch.cuda.get_device_name(self._device), largest)
 
     def run(self, batch: Batch) -> LazyTensor:
         """See `Runner`."""
         bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
-        self.hot.hit(bucket)
         self._own_stream()
-        return self._run(batch, *self.graphs.find(bucket))
+        if not batch.keeps_tokens:
+            self.hot.hit(bucket)
+            return self._run(batch, *self.graphs.find(bucket))
+        self.token_graphs.largest = self.graphs.largest
+        return self._run(batch, *self.token_graphs.find(bucket))
 
     def run_recorded(self, batch: Batch) -> LazyTensor:
         """As `run` on a bucket's later hits, counting nothing."""
@@ -104,6 +115,16 @@ class CudaRunner:
         self._own_stream()
         self.graphs.warm([bucket])
         return self._run(batch, bucket, self.graphs.recorded(bucket))
+
+    @property
+    def pools_spans(self) -> bool:
+        """Whether batches may have spans."""
+        return self._head.pools_spans
+
+    @property
+    def outputs(self) -> Output:
+        """Every form in which vectors may be wanted."""
+        return self._head.outputs
 
     def run_eagerly(self, batch: Batch) -> LazyTensor:
         """As `run`, whatever is recorded, and recording nothing."""
@@ -113,7 +134,7 @@ class CudaRunner:
     @property
     def graph_counters(self) -> GraphCounters:
         """See `Runner`."""
-        return self.graphs.counters
+        return self.graphs.counters + self.token_graphs.counters
 
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit."""
@@ -125,6 +146,7 @@ class CudaRunner:
         self._own_stream()
         self._stream.synchronize()
         self.graphs.reset()
+        self.token_graphs.reset()
         self._pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with its last recording
         torch.cuda.empty_cache()
 
@@ -153,6 +175,7 @@ class CudaRunner:
         self._stream.synchronize()
         self._copy_stream.synchronize()
         self.graphs.reset()
+        self.token_graphs.reset()
         torch.cuda.set_stream(torch.cuda.default_stream(self._device))
         _thread.runner = None
 
@@ -173,12 +196,16 @@ class CudaRunner:
             # Results of different buckets may share memory: the last one must be out before it is overwritten.
             driver.wait(stream, self._copied)
         if recording is None:
-            output = self._forward(self._staging.views(bucket), attention)
+            head = None if batch.keeps_tokens else self._head
+            output = self._forward(self._staging.views(bucket), attention, head)
             output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
         else:
             output = recording.output
             driver.launch(recording.handle, stream)
-        return self._copy_back(output, batch.num_sequences, bucket.num_tokens - batch.num_tokens)
+        padding = bucket.num_tokens - batch.num_tokens
+        if batch.outputs is FLOAT and batch.spans is None:
+            return self._copy_back(output, batch.num_sequences, padding)
+        return self._copy_forms(output, batch, bucket, padding)
 
     def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int) -> LazyTensor:
         rows, address, events = self._results.take(num_sequences, output.shape[1])
@@ -192,8 +219,38 @@ class CudaRunner:
         return LazyTensor(rows, events, padding)
 
     @torch.inference_mode()
-    def _forward(self, inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:
-        return forward(self._model, self._ops, inputs, attention, self._head)
+    def _copy_forms(self, output: torch.Tensor, batch: Batch, bucket: Bucket, padding: int) -> LazyTensor:
+        """Make what is wanted of a batch's vectors, or token vectors, behind it in its stream; copy nothing else."""
+        driver, stream = self._driver, self._copy_stream.cuda_stream
+        inputs, count = self._staging.views(bucket), batch.num_sequences
+        if batch.keeps_tokens:
+            spans = None if batch.spans is None else self._spans.send(batch.spans, self._stream.cuda_stream)
+            made = self._head.forms(self._ops, output, inputs, spans, batch.outputs)
+            rows = count if spans is None else len(spans.starts)
+            forms = {form: x[: batch.num_tokens if form in OF_TOKENS else rows] for form, x in made.items()}
+        else:
+            forms = self._head.quantizer(self._ops, output[:count], inputs.normalize, batch.outputs)
+        taken = {form: self._ring(form, values).take(*values.shape) for form, values in forms.items()}
+        events = [slot for _, _, slot in taken.values() if slot is not None]
+        whole = CopyEvents(events[0].computed, events[-1].copied)
+        driver.record(whole.computed.cuda_event, self._stream.cuda_stream)
+        driver.wait(stream, whole.computed.cuda_event)
+        for (form, (values, address, _)), slot in zip(taken.items(), events, strict=True):
+            if form is not FLOAT or batch.keeps_tokens:  # made here, and freed as soon as this returns
+                forms[form].record_stream(self._copy_stream)
+            driver.copy_to_host(address, forms[form].data_ptr(), values.nbytes, stream)
+            driver.record(slot.copied.cuda_event, stream)  # for whoever takes the slot next
+        self._copied = whole.copied.cuda_event
+        return LazyTensor({form: values for form, (values, _, _) in taken.items()}, whole, padding)
+
+    def _ring(self, form: Output, values: torch.Tensor) -> PinnedRing:
+        if form not in self._rings:
+            self._rings[form] = PinnedRing(self._largest.num_sequences * values.shape[1], values.dtype)
+        return self._rings[form]
+
+    @torch.inference_mode()
+    def _forward(self, inputs: DeviceInputs, attention: Attentions, head: Head | None) -> torch.Tensor:
+        return forward(self._model, self._ops, inputs, attention, head)
 
     def _attention(self, bucket: Bucket) -> Attentions:
         attention = self._attentions.get(bucket)
@@ -204,6 +261,23 @@ class CudaRunner:
         return attention
 
     def _capture(self, bucket: Bucket) -> CudaRecording:
+        return self._record(bucket, lambda inputs, attention: self._forward(inputs, attention, self._head))
+
+    def _capture_tokens(self, bucket: Bucket) -> CudaRecording:
+        """As `_capture`, up to token vectors. All recordings leave them in one place: they are large."""
+        room = min(self.token_graphs.largest, self._largest.num_tokens)
+        if self._tokens is None:
+            geometry = self._model.geometries[0]
+            self._tokens = torch.empty((room, self._model.hidden_size), dtype=geometry.dtype, device=self._device)
+        kept = self._tokens[: bucket.num_tokens]
+
+        def run(inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:
+            with torch.inference_mode():
+                return kept.copy_(self._forward(inputs, attention, None))
+
+        return self._record(bucket, run)
+
+    def _record(self, bucket: Bucket, run: Callable[[DeviceInputs, Attentions], torch.Tensor]) -> CudaRecording:
         """Record a bucket on a batch that fills it; the caller has made `_stream` current."""
         began = time.perf_counter()
         free_before, _ = torch.cuda.mem_get_info(self._device)
@@ -213,13 +287,13 @@ class CudaRunner:
         inputs.input_ids.zero_()
         inputs.cu_seqlens.copy_(offsets, non_blocking=True)
         attention.plan(offsets)
-        self._forward(inputs, attention)  # first-use work (kernel loading, library handles) cannot be captured
+        run(inputs, attention)  # first-use work (kernel loading, library handles) cannot be captured
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`: that collects garbage and empties caches, which a running server would feel.
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
-            output = self._forward(inputs, attention)
+            output = run(inputs, attention)
         finally:
             graph.capture_end()
         free_after, _ = torch.cuda.mem_get_info(self._device)

@@ -73,6 +73,11 @@ class RoseEngine:
         return self._head.fields
 
     @property
+    def pools_spans(self) -> bool:
+        """Whether parts of sequences may have vectors."""
+        return self._head.pools_spans
+
+    @property
     def vocab_size(self) -> int:
         """Token ids are below it."""
         return self._model.vocab_size

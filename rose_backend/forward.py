@@ -19,7 +19,7 @@ from rose_backend.staging import DeviceInputs
 _PICK_ROWS_FROM = 1024
 
 
-def forward(model: RaggedModel, ops: Ops, inputs: DeviceInputs, attends: Attentions, head: Head) -> torch.Tensor:
+def forward(model: RaggedModel, ops: Ops, inputs: DeviceInputs, attends: Attentions, head: Head | None) -> torch.Tensor:
     """Run a batch.
 
     Where pooling takes a single token of each sequence, the last layer computes no others after its attention.
@@ -29,14 +29,16 @@ def forward(model: RaggedModel, ops: Ops, inputs: DeviceInputs, attends: Attenti
         ops: the steps around them.
         inputs: the batch.
         attends: planned for its offsets.
-        head: from token vectors to vectors.
+        head: from token vectors to vectors; None: the former are wanted.
 
     Returns:
-        `[num_sequences, dim]` float32.
+        `[num_sequences, dim]` float32, or `[num_tokens, hidden_size]`.
     """
     num_tokens, num_sequences = len(inputs.input_ids), len(inputs.normalize)
     type_from = inputs.fields.get(Field.TYPE_FROM)
     types = None if type_from is None else ops.token_types(inputs.cu_seqlens, type_from, num_tokens)
+    if head is None:
+        return model(inputs.input_ids, attends, token_types=types)
     if head.single_token is None or num_tokens < _PICK_ROWS_FROM:
         return head(ops, model(inputs.input_ids, attends, token_types=types), inputs)
     offsets = inputs.cu_seqlens[: num_sequences + 1]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from rose_backend.buckets import Bucket
@@ -53,6 +53,11 @@ class GraphCounters:
     evictions: int = 0
     num_bytes: int = 0
     """Device memory of the recordings there are now."""
+
+    def __add__(self, other: GraphCounters) -> GraphCounters:
+        """The counts of two caches together."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return GraphCounters(*(one + another for one, another in pairs))
 
 
 @dataclass

@@ -18,7 +18,7 @@ import numpy as np
 from rose_backend.admission import Limits
 from rose_backend.answering import Answer, Answerers
 from rose_backend.config import QueueConfig
-from rose_backend.core import Batch, Float32Array, Lane, Outcome, Request, Segment
+from rose_backend.core import OF_TOKENS, Batch, Lane, Outcome, Request, Results, Segment
 from rose_backend.errors import EngineError, RoseError, UnavailableError
 from rose_backend.lanes import Depth, Dropped, LanedQueue
 from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
@@ -39,10 +39,10 @@ class Rows(Protocol):
 
     @property
     def copy_seconds(self) -> float:
-        """How long the copy to the host took; known once `numpy` has returned."""
+        """How long the copy to the host took; known once `results` has returned."""
 
-    def numpy(self) -> Float32Array:
-        """Wait for and return `[num_sequences, dim]` float32."""
+    def results(self) -> Results:
+        """Wait for and return the batch's vectors, in batch order, in the forms that it wants."""
 
 
 class Engine(Protocol):
@@ -253,40 +253,55 @@ class RoseService:
         else:
             self._answerers.deliver(answers)
 
-    def _wait_for(self, batch: Batch, rows: Rows) -> Float32Array:
+    def _wait_for(self, batch: Batch, rows: Rows) -> Results:
         try:
-            vectors = rows.numpy()
+            results = rows.results()
         finally:
             with self._arrived:
                 seconds = self._pacer.finished(time.monotonic())
                 self._finished.notify()
         self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding))
-        return vectors
+        return results
 
-    def _hand_out(self, batch: Batch, vectors: Float32Array) -> list[Answer]:
+    def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
-        unsorted = np.empty((batch.num_sequences, vectors.shape[1]), np.float32)
-        unsorted[batch.order] = vectors
-        first, answers = 0, []
+        unsorted = {}
+        for form, values in vectors.items():
+            unsorted[form] = np.empty_like(values)
+            unsorted[form][batch.token_order if form in OF_TOKENS else batch.order] = values
+        of_tokens = OF_TOKENS.intersection(unsorted)
+        first, first_token, answers = 0, 0, []
         for segment in batch.segments:
-            answers += self._add(segment, unsorted[first : first + segment.count])
-            first += segment.count
+            rows = segment.rows
+            stop = first + rows.stop - rows.start
+            results = {form: values[first:stop] for form, values in unsorted.items()}
+            if of_tokens:
+                stop_token = first_token + len(segment.input_ids)
+                results |= {form: unsorted[form][first_token:stop_token] for form in of_tokens}
+                first_token = stop_token
+            answers += self._add(segment, rows, results)
+            first = stop
         return answers
 
-    def _add(self, segment: Segment, vectors: Float32Array) -> list[Answer]:
+    def _add(self, segment: Segment, rows: slice, results: Results) -> list[Answer]:
         request = segment.request
         if segment.count == request.num_sequences:
-            return self._settle(request, vectors)
-        if request.rows is None:
-            request.rows = np.empty((request.num_sequences, vectors.shape[1]), np.float32)
-        request.rows[segment.first : segment.first + segment.count] = vectors
+            return self._settle(request, results)
+        for form, values in results.items():
+            if not request.outputs & form:  # what a batch mate wants
+                continue
+            of_tokens = form in OF_TOKENS
+            if form not in request.results:
+                count = request.num_tokens if of_tokens else request.num_rows
+                request.results[form] = np.empty((count, *values.shape[1:]), values.dtype)
+            request.results[form][segment.tokens if of_tokens else rows] = values
         request.num_done += segment.count
         if request.num_done == request.num_sequences:
-            return self._settle(request, request.rows)
+            return self._settle(request, request.results)
         return []
 
     @staticmethod
-    def _settle(request: Request, content: Float32Array | RoseError) -> list[Answer]:
+    def _settle(request: Request, content: Results | RoseError) -> list[Answer]:
         """Decide how a request ends; the one answer to send, or none if that was decided before."""
         if request.answered:
             return []

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rose_backend.calibration import inflection, knee, measure, synthetic_batch
 from rose_backend.config import EngineConfig
@@ -53,6 +55,11 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     most = config.token_budget or CUDA_SIZES[-1]
     for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
         runner.run_eagerly(synthetic_batch(shape.count * shape.length, shape.length, vocab_size)).wait()
+    plain = synthetic_batch(1, 1, vocab_size)
+    coded = replace(plain, outputs=runner.outputs)
+    runner.run_eagerly(coded).wait()
+    if runner.pools_spans:
+        runner.run_eagerly(replace(coded, spans=np.array([[0], [1], [1]], np.int32))).wait()
     seconds = round(time.perf_counter() - began, 2)
     backends = [selector.names_in_use for selector in runner.selectors]
     logger.info("kernels ready", extra={"seconds": seconds, "attention": backends})

@@ -6,7 +6,7 @@ from rose_client.client import RoseClient
 from rose_client.errors import RequestError
 from rose_client.reranking import RankedDocument, RerankOptions, Scores
 from rose_client.retries import RetryPolicy
-from rose_client.wire import Embeddings, EmbedOptions
+from rose_client.wire import Embeddings, EmbedOptions, SparseVector
 
 __all__ = [
     "AsyncRoseClient",
@@ -19,4 +19,5 @@ __all__ = [
     "RetryPolicy",
     "RoseClient",
     "Scores",
+    "SparseVector",
 ]

@@ -33,8 +33,10 @@ from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
+    encode_documents,
     encode_texts,
     join_embeddings,
+    part_embeddings,
     server_urls,
 )
 
@@ -102,18 +104,27 @@ class AsyncRoseClient:
         items = [np.array(sequence, np.int32) for sequence in sequences]
         return join_embeddings(await self.exchange(items, EmbedExchange(self._model, options)))
 
-    async def exchange(self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+    async def contextual(self, documents: Sequence[Sequence[str]], **options: Unpack[EmbedOptions]) -> list[Embeddings]:
+        """As `RoseClient.contextual`."""
+        texts, counts = encode_documents(documents)
+        exchange = EmbedExchange(self._model, options)
+        return part_embeddings(join_embeddings(await self.exchange(texts, exchange, counts=counts)), counts)
+
+    async def exchange(
+        self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0, counts: Sequence[int] = ()
+    ) -> list[Answer]:
         """Send items in chunks; the answers of the chunks, in the order of the items.
 
         Args:
             items: texts or token ids.
             exchange: how they travel and their answers are read.
             beside: tokens that are run with each item, besides its own.
+            counts: how many of the items form each document; empty: each is on its own.
 
         Raises:
             RequestError: as for `RoseClient.embed_with_counts`.
         """
-        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts)
         try:
             if call.is_single:
                 await self._run_single(call, exchange)
@@ -162,7 +173,7 @@ class AsyncRoseClient:
                 task.cancel()
 
     async def _send(self, attempt: Attempt, exchange: Exchange[Answer]) -> Answer | RequestError:
-        arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
+        arguments = exchange.arguments(attempt.chunk, attempt.seconds)
         try:
             return exchange.read(await self._clients[attempt.server].infer(**arguments))
         except InferenceServerException as cause:

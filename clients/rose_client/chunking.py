@@ -45,11 +45,13 @@ class Chunk:
         first: index of the first of them in the call.
         texts: in UTF-8, or as token ids.
         tokens: their estimated number of tokens.
+        counts: how many of them form each document; empty: each is on its own.
     """
 
     first: int
     texts: Sequence[Item]
     tokens: int
+    counts: tuple[int, ...] = ()
 
 
 def estimate_tokens(text: Item) -> int:
@@ -78,4 +80,27 @@ def split(texts: Sequence[Item], limits: ChunkLimits, beside: int = 0) -> list[C
             first, tokens = index, 0
         tokens += estimate
     chunks.append(Chunk(first, texts[first:], tokens))
+    return chunks
+
+
+def split_documents(texts: Sequence[Item], counts: Sequence[int], limits: ChunkLimits) -> list[Chunk]:
+    """As `split`, with no document in two chunks; one that is larger than a chunk travels alone.
+
+    Args:
+        texts: of all documents, one after another.
+        counts: how many form each, at least 1; they add up to the texts.
+        limits: of one chunk.
+    """
+    chunks: list[Chunk] = []
+    begin = first = tokens = 0  # of the chunk that is being filled: its first document, that one's first text
+    stop = 0
+    for index, count in enumerate(counts):
+        estimate = sum(map(estimate_tokens, texts[stop : stop + count]))
+        full = tokens + estimate > limits.max_tokens or stop + count - first > limits.max_texts
+        if full and index > begin:
+            chunks.append(Chunk(first, texts[first:stop], tokens, tuple(counts[begin:index])))
+            begin, first, tokens = index, stop, 0
+        tokens += estimate
+        stop += count
+    chunks.append(Chunk(first, texts[first:], tokens, tuple(counts[begin:])))
     return chunks

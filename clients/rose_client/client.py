@@ -35,8 +35,10 @@ from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
     EmbedOptions,
+    encode_documents,
     encode_texts,
     join_embeddings,
+    part_embeddings,
     server_urls,
 )
 
@@ -135,6 +137,23 @@ class RoseClient:
         asked = rerank_options(instruction, options, raw_scores=raw_scores)
         return ranked(self.score(query, documents, **asked), top_n)
 
+    def contextual(self, documents: Sequence[Sequence[str]], **options: Unpack[EmbedOptions]) -> list[Embeddings]:
+        """Embed documents in chunks: a vector a chunk, made in sight of its whole document.
+
+        For checkpoints that are trained for it (pplx-embed-context), and with `late_chunking` for others that pool
+        the mean of all tokens. A document is never cut: one that is too long is refused.
+
+        Returns:
+            An `Embeddings` for each document, its rows in the order of the chunks.
+
+        Raises:
+            ValueError: no documents, or one without chunks.
+            RequestError, TypeError: as for `embed_with_counts`.
+        """
+        texts, counts = encode_documents(documents)
+        exchange = EmbedExchange(self._model, options)
+        return part_embeddings(join_embeddings(self._exchange(texts, exchange, counts=counts)), counts)
+
     def close(self) -> None:
         """Close the connections."""
         for client in self._clients:
@@ -148,9 +167,11 @@ class RoseClient:
     ) -> None:
         self.close()
 
-    def _exchange(self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0) -> list[Answer]:
+    def _exchange(
+        self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0, counts: Sequence[int] = ()
+    ) -> list[Answer]:
         """Send items in chunks; the answers of the chunks, in the order of the items."""
-        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside)
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts)
         try:
             if call.is_single:
                 self._run_single(call, exchange)
@@ -163,7 +184,7 @@ class RoseClient:
     def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
+                arguments = exchange.arguments(attempt.chunk, attempt.seconds)
                 outcome: Answer | RequestError
                 try:
                     outcome = exchange.read(self._clients[attempt.server].infer(**arguments))
@@ -186,7 +207,7 @@ class RoseClient:
         try:
             while not call.is_finished:
                 for attempt in call.ready(time.monotonic()):
-                    arguments = exchange.arguments(attempt.chunk.texts, attempt.seconds)
+                    arguments = exchange.arguments(attempt.chunk, attempt.seconds)
                     client = self._clients[attempt.server]
                     running[attempt] = client.async_infer(callback=partial(report, attempt), **arguments)
                 try:

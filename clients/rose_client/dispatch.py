@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rose_client.balancer import Balancer
-from rose_client.chunking import Chunk, ChunkLimits, Item, split
+from rose_client.chunking import Chunk, ChunkLimits, Item, split, split_documents
 from rose_client.errors import RequestError
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
 
@@ -69,15 +69,17 @@ class Dispatcher:
         self.max_in_flight = max_in_flight
         self.retries = retries
 
-    def call(self, texts: Sequence[Item], now: float, beside: int = 0) -> Call[Answer]:
+    def call(self, texts: Sequence[Item], now: float, beside: int = 0, counts: Sequence[int] = ()) -> Call[Answer]:
         """Begin a call, whose time runs from `now`, and whose chunks are answered with some type of the caller's.
 
         Args:
             texts: in UTF-8, or as token ids.
             now: seconds.
             beside: tokens that are run with each text, besides its own.
+            counts: how many of the texts form each document; empty: each is on its own.
         """
-        return Call(split(texts, self.limits, beside), self, now + self.timeout)
+        chunks = split_documents(texts, counts, self.limits) if counts else split(texts, self.limits, beside)
+        return Call(chunks, self, now + self.timeout)
 
 
 class Call(Generic[Answer]):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import tritonclient.grpc as grpcclient
 
-from rose_client.chunking import Item
+from rose_client.chunking import Chunk
 from rose_client.reranking import RerankOptions, Scores, read_scores, score_arguments
 from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_embeddings
 
@@ -18,7 +17,7 @@ Answer = TypeVar("Answer", covariant=True)
 class Exchange(Protocol[Answer]):
     """One kind of call as tensors."""
 
-    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """Keyword arguments of tritonclient's `infer` for a chunk, with the seconds that are left."""
 
     def read(self, result: grpcclient.InferResult) -> Answer:
@@ -39,9 +38,10 @@ class EmbedExchange:
     options: EmbedOptions
     request_id: str = ""
 
-    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """As `infer_arguments`."""
-        return {**infer_arguments(self.model, items, self.options, seconds), "request_id": self.request_id}
+        arguments = infer_arguments(self.model, chunk.texts, self.options, seconds, chunk.counts)
+        return {**arguments, "request_id": self.request_id}
 
     def read(self, result: grpcclient.InferResult) -> Embeddings:
         """As `read_embeddings`."""
@@ -62,9 +62,9 @@ class ScoreExchange:
     query: bytes
     options: RerankOptions
 
-    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """As `score_arguments`."""
-        return score_arguments(self.model, self.query, items, self.options, seconds)
+        return score_arguments(self.model, self.query, chunk.texts, self.options, seconds)
 
     def read(self, result: grpcclient.InferResult) -> Scores:
         """As `read_scores`."""

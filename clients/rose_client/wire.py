@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,16 @@ from typing_extensions import TypedDict
 from rose_client.chunking import Item
 from rose_client.errors import RequestError
 
+OUTPUT_TENSORS = {
+    "float": ("EMBEDDING",),
+    "int8": ("EMBEDDING_INT8",),
+    "binary": ("EMBEDDING_BINARY",),
+    "sparse": ("SPARSE_LENGTHS", "SPARSE_INDEX", "SPARSE_WEIGHT"),
+    "token": ("TOKEN_EMBEDDING_LENGTHS", "TOKEN_EMBEDDING"),
+}
+"""Tensors of an answer, by what the option `outputs` calls them; of tokens, how many each text has comes first."""
 _COUNTS = "TOKEN_COUNT"
-_DEFAULT_OUTPUT = "float"
-OUTPUT_TENSORS = {_DEFAULT_OUTPUT: "EMBEDDING", "int8": "EMBEDDING_INT8", "binary": "EMBEDDING_BINARY"}
-"""Tensors of an answer, by what the option `outputs` calls them."""
+_DEFAULT_OUTPUTS = ("float",)
 
 # gRPC's own waits between connection attempts grow to two minutes: a server that came back would not be noticed.
 CHANNEL_ARGUMENTS = (
@@ -45,31 +52,83 @@ class EmbedOptions(TypedDict, total=False):
     """Cut texts that are too long (the default), or have them refused."""
     truncation_direction: str
     """The side that is cut, `right` (the default) or `left`."""
-    outputs: str
-    """A comma list of `float` (the default), `int8` and `binary`, where the server offers them."""
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
     traceparent: str
     """The W3C trace context the request belongs to."""
     tracestate: str
     """What goes with it."""
+    outputs: Sequence[str]
+    """The forms in which vectors are wanted, of `float` (the default), `int8`, `binary`, `sparse` and `token`."""
+    late_chunking: bool
+    """Of documents: pool each chunk among its document's tokens also where the checkpoint is not trained for it."""
+    bit_order: str
+    """Of `binary`: which bit of a byte the first of its elements is in, `msb` (the default) or `lsb`."""
+
+
+@dataclass(frozen=True)
+class SparseVector:
+    """What a text's tokens weigh, those with a weight.
+
+    Attributes:
+        index: `[num_weights]` int32, token ids, ascending.
+        weight: `[num_weights]` float32, positive.
+    """
+
+    index: npt.NDArray[np.int32]
+    weight: npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Vectors of one call.
+    """Vectors of one call, in the order of its texts.
 
     Attributes:
-        vectors: `[num_texts, dim]` float32, in the order of the texts; `[num_texts, 0]` where only others were asked.
+        arrays: by the name of each output that was asked for, `[num_texts, ...]`; of tokens, a list of arrays.
         token_counts: `[num_texts]` int32, tokens that were run (after truncation).
-        int8: `[num_texts, dim]` int8, where asked for.
-        binary: `[num_texts, dim / 8]` uint8 of packed bits, where asked for.
     """
 
-    vectors: npt.NDArray[np.float32]
+    arrays: Mapping[str, Any]
     token_counts: npt.NDArray[np.int32]
-    int8: npt.NDArray[np.int8] | None = None
-    binary: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def vectors(self) -> npt.NDArray[np.float32]:
+        """`[num_texts, dim]` float32.
+
+        Raises:
+            ValueError: `outputs` left `float` out; as for the other forms.
+        """
+        found: npt.NDArray[np.float32] = self._asked_for("float")
+        return found
+
+    @property
+    def int8(self) -> npt.NDArray[np.int8]:
+        """`[num_texts, dim]` int8."""
+        found: npt.NDArray[np.int8] = self._asked_for("int8")
+        return found
+
+    @property
+    def binary(self) -> npt.NDArray[np.uint8]:
+        """`[num_texts, dim / 8]` uint8."""
+        found: npt.NDArray[np.uint8] = self._asked_for("binary")
+        return found
+
+    @property
+    def sparse(self) -> list[SparseVector]:
+        """A sparse vector of each text."""
+        found: list[SparseVector] = self._asked_for("sparse")
+        return found
+
+    @property
+    def tokens(self) -> list[npt.NDArray[np.float32]]:
+        """`[num_tokens, width]` float32 of each text."""
+        found: list[npt.NDArray[np.float32]] = self._asked_for("token")
+        return found
+
+    def _asked_for(self, name: str) -> Any:
+        if name not in self.arrays:
+            raise ValueError(f"{name!r} is not among the outputs {list(self.arrays)} of this call")
+        return self.arrays[name]
 
 
 def server_urls(urls: str | Sequence[str]) -> tuple[str, ...]:
@@ -94,7 +153,39 @@ def encode_texts(texts: Sequence[str], name: str = "texts") -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-def infer_arguments(model: str, texts: Sequence[Item], options: EmbedOptions, seconds: float) -> dict[str, Any]:
+def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
+    """The names of the outputs that a call asks for.
+
+    Raises:
+        ValueError: one is not known, or there is none.
+        TypeError: `outputs` is one string instead of a sequence of them.
+    """
+    outputs = options.get("outputs", _DEFAULT_OUTPUTS)
+    if isinstance(outputs, str):
+        raise TypeError("outputs is a single string; pass a list of names")
+    if not outputs or not all(name in OUTPUT_TENSORS for name in outputs):
+        raise ValueError(f"outputs is {list(outputs)}; known: {list(OUTPUT_TENSORS)}")
+    return tuple(outputs)
+
+
+def encode_documents(documents: Sequence[Sequence[str]]) -> tuple[list[bytes], list[int]]:
+    """All chunks of all documents in UTF-8, and how many there are of each.
+
+    Raises:
+        ValueError: no documents, or one without chunks.
+        TypeError: a document is a string, or a chunk is something else.
+    """
+    for index, chunks in enumerate(documents):
+        if isinstance(chunks, str):
+            raise TypeError(f"documents[{index}] is a string; pass a list of its chunks")
+        if len(chunks) == 0:
+            raise ValueError(f"documents[{index}] is empty: a document needs at least one chunk")
+    return encode_texts([chunk for chunks in documents for chunk in chunks]), [len(chunks) for chunks in documents]
+
+
+def infer_arguments(
+    model: str, texts: Sequence[Item], options: EmbedOptions, seconds: float, counts: Sequence[int] = ()
+) -> dict[str, Any]:
     """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
 
     Args:
@@ -103,14 +194,21 @@ def infer_arguments(model: str, texts: Sequence[Item], options: EmbedOptions, se
         options: of the call.
         seconds: until the deadline. gRPC keeps it on this side; the server is told as well, so that whoever has
             the work queued there may drop what nobody waits for any more.
+        counts: how many of the texts form each document; empty: each is on its own.
     """
-    tensors = [text_tensor("TEXT", texts)] if isinstance(texts[0], bytes) else _token_tensors(texts)
-    outputs = [OUTPUT_TENSORS[name] for name in _wanted(options)]
+    inputs = [text_tensor("TEXT", texts)] if isinstance(texts[0], bytes) else _token_tensors(texts)
+    if counts:
+        inputs.append(_number_tensor("CHUNK_COUNTS", np.array([counts], np.int32)))
+    outputs = wanted_outputs(options)
+    names = (*chain.from_iterable(OUTPUT_TENSORS[output] for output in outputs), _COUNTS)
+    parameters: dict[str, Any] = dict(options)
+    if "outputs" in parameters:
+        parameters["outputs"] = ",".join(outputs)
     return {
         "model_name": model,
-        "inputs": tensors,
-        "outputs": [grpcclient.InferRequestedOutput(name) for name in (*outputs, _COUNTS)],
-        "parameters": dict(options),
+        "inputs": inputs,
+        "outputs": [grpcclient.InferRequestedOutput(name) for name in names],
+        "parameters": parameters,
         **time_arguments(seconds),
     }
 
@@ -131,19 +229,31 @@ def text_tensor(name: str, texts: Sequence[Item]) -> grpcclient.InferInput:
     return tensor
 
 
-def read_embeddings(result: grpcclient.InferResult, options: EmbedOptions | None = None) -> Embeddings:
+def read_embeddings(result: grpcclient.InferResult, options: EmbedOptions) -> Embeddings:
     """The answer's tensors, `[1, n, ...]` on the wire.
 
     Raises:
-        RequestError: INTERNAL, an output that was asked for is missing.
+        RequestError: INTERNAL, an output that was asked for did not arrive.
     """
-    counts = _tensor(result, _COUNTS).ravel()
-    found = {}
-    for name in _wanted(options or {}):
-        array = _tensor(result, OUTPUT_TENSORS[name])
-        found[name] = array.reshape(-1, array.shape[-1])
-    vectors = found.pop(_DEFAULT_OUTPUT, None)
-    return Embeddings(np.empty((counts.size, 0), np.float32) if vectors is None else vectors, counts, **found)
+    wanted = wanted_outputs(options)
+    arrays = {name: _read(name, [_arrived(result, tensor) for tensor in OUTPUT_TENSORS[name]]) for name in wanted}
+    return Embeddings(arrays, _arrived(result, _COUNTS).ravel())
+
+
+def _read(name: str, tensors: Sequence[npt.NDArray[Any]]) -> Any:
+    """Rows of vectors; of tokens, what belongs to each text, whose lengths come first."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1, tensors[0].shape[-1])
+    stops = np.cumsum(tensors[0].ravel())[:-1]
+    parts = [np.split(values[0], stops) for values in tensors[1:]]
+    return parts[0] if name == "token" else [SparseVector(*pair) for pair in zip(*parts, strict=True)]
+
+
+def _arrived(result: grpcclient.InferResult, name: str) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] | None = result.as_numpy(name)
+    if values is None:
+        raise RequestError("INTERNAL", f"the server's answer lacks {name}")
+    return values
 
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
@@ -151,36 +261,32 @@ def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
     if len(parts) == 1:
         return parts[0]
     return Embeddings(
-        np.concatenate([part.vectors for part in parts]),
+        {name: _joined([part.arrays[name] for part in parts]) for name in parts[0].arrays},
         np.concatenate([part.token_counts for part in parts]),
-        _joined([part.int8 for part in parts if part.int8 is not None]),
-        _joined([part.binary for part in parts if part.binary is not None]),
     )
 
 
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
-    return np.concatenate(parts) if parts else None
+def _joined(parts: Sequence[Any]) -> Any:
+    return [row for part in parts for row in part] if isinstance(parts[0], list) else np.concatenate(parts)
 
 
-def _wanted(options: EmbedOptions) -> list[str]:
-    return options.get("outputs", _DEFAULT_OUTPUT).split(",")
-
-
-def _tensor(result: grpcclient.InferResult, name: str) -> npt.NDArray[Any]:
-    array: npt.NDArray[Any] | None = result.as_numpy(name)
-    if array is None:
-        raise RequestError("INTERNAL", f"the answer has no {name}, though it was asked for")
-    return array
+def part_embeddings(whole: Embeddings, counts: Sequence[int]) -> list[Embeddings]:
+    """The answer of a call as those of its documents, of so many consecutive texts each; nothing is copied."""
+    stops = np.cumsum(counts)[:-1]
+    parts = {name: np.split(values, stops) for name, values in whole.arrays.items()}
+    return [
+        Embeddings({name: rows[index] for name, rows in parts.items()}, token_counts)
+        for index, token_counts in enumerate(np.split(whole.token_counts, stops))
+    ]
 
 
 def _token_tensors(sequences: Sequence[Item]) -> list[grpcclient.InferInput]:
-    arrays = {
-        "TOKEN_IDS": np.concatenate([np.asarray(sequence, np.int32) for sequence in sequences])[None],
-        "TOKEN_LENGTHS": np.array([[len(sequence) for sequence in sequences]], np.int32),
-    }
-    tensors = []
-    for name, array in arrays.items():
-        tensor = grpcclient.InferInput(name, list(array.shape), "INT32")
-        tensor.set_data_from_numpy(array)
-        tensors.append(tensor)
-    return tensors
+    ids = np.concatenate([np.asarray(sequence, np.int32) for sequence in sequences])
+    lengths = np.array([len(sequence) for sequence in sequences], np.int32)
+    return [_number_tensor("TOKEN_IDS", ids[None]), _number_tensor("TOKEN_LENGTHS", lengths[None])]
+
+
+def _number_tensor(name: str, array: npt.NDArray[np.int32]) -> grpcclient.InferInput:
+    tensor = grpcclient.InferInput(name, list(array.shape), "INT32")
+    tensor.set_data_from_numpy(array)
+    return tensor

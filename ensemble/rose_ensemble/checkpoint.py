@@ -1,14 +1,15 @@
 """Reading a checkpoint folder by sentence-transformers' own rules: what its files say is what it gets.
 
 Files: `modules.json` and each module's `config.json`; in the Transformer module's folder `config.json`,
-`sentence_*_config.json` and `tokenizer_config.json`; `config_sentence_transformers.json`. The rules follow
+`sentence_*_config.json` and `tokenizer_config.json`; `config_sentence_transformers.json`; our own
+`rose_int8_ranges.json`. The rules follow
 sentence-transformers 5 and 6 (`SentenceTransformer.__init__`, `models/Pooling`, `models/Transformer`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from rose_backend.config import HeadConfig
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint_files import CheckpointFiles, positive_number, refuse_others, refuse_unknown
 from rose_ensemble.encoder import read_encoder
+from rose_ensemble.int8_ranges import read_ranges
 from rose_ensemble.matryoshka import DECLARING_KEYS, Matryoshka, family_sizes, read_matryoshka
 from rose_ensemble.modules import default_head, read_modules
 from rose_ensemble.scoring import Scoring, read_scoring, scores_pairs, task_of, transformer_folder
+from rose_ensemble.token_heads import read_token_heads
 
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _ST_KEYS = {
@@ -27,6 +30,9 @@ _ST_KEYS = {
     *DECLARING_KEYS,
 }
 _CROSS_ENCODER_KEYS = {"activation_fn", "keep_in_fp32_modules"}
+
+_CONTEXTUAL_CLASS = "PPLXQwen3ContextualModel"
+_SEPARATOR = "<|endoftext|>"
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,7 @@ class Checkpoint:
         default_prompt_name: the prompt of a request that names none.
         similarity: the function vectors are meant to be compared with.
         stored_dtype: what `config.json` says the weights are stored in, if it does.
+        separator: what stands between the chunks of a document, of a contextual checkpoint; else None.
         files: every file that was read.
         scoring: how pairs are scored; None: it is no reranker.
     """
@@ -60,6 +67,7 @@ class Checkpoint:
     default_prompt_name: str | None = None
     similarity: str = "cosine"
     stored_dtype: str | None = None
+    separator: str | None = None
     files: tuple[Path, ...] = ()
     scoring: Scoring | None = None
 
@@ -98,7 +106,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         folder=modules.transformer,
         model_type=str(config.get("model_type")),
         vocab_size=positive_number(config_path, config, "vocab_size"),
-        head=head,
+        head=replace(head, ranges=read_ranges(files, folder, dim), tokens=read_token_heads(files, modules.transformer)),
         max_length=encoder.max_length,
         matryoshka=matryoshka,
         lower_case=encoder.lower_case,
@@ -106,6 +114,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         default_prompt_name=default_prompt_name,
         similarity=st_config.get("similarity_fn_name") or "cosine",
         stored_dtype=config.get("dtype") or config.get("torch_dtype"),
+        separator=_separator(files, modules.transformer, config),
         files=tuple(files.read),
     )
 
@@ -134,6 +143,19 @@ def _read_reranker(files: CheckpointFiles, folder: Path) -> Checkpoint:
         files=tuple(files.read),
         scoring=scoring,
     )
+
+
+def _separator(files: CheckpointFiles, folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The tokenizer's `sep_token`, where the class is pplx-embed-context's; nothing else tells it from pplx-embed."""
+    auto_map = config.get("auto_map")
+    if not isinstance(auto_map, dict) or not str(auto_map.get("AutoModel")).endswith(_CONTEXTUAL_CLASS):
+        return None
+    path = folder / "tokenizer_config.json"
+    token = files.mapping(path, optional=True).get("sep_token", _SEPARATOR)
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str) or not text:
+        raise CheckpointError(f"{path}: sep_token {token!r} is no token to stand between chunks")
+    return text
 
 
 def _prompts(path: Path, values: Mapping[str, Any]) -> tuple[Mapping[str, str], str | None]:

@@ -39,6 +39,15 @@ def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ..
             "default": matryoshka.default or matryoshka.dim,
             "known_from": matryoshka.origin or None,
         },
+        "codes": {
+            "rules": "pplx-embed" if head.tanh_codes else "sentence-transformers",
+            "int8": head.tanh_codes or bool(head.ranges),
+        },
+        "further_heads": [
+            name
+            for name, path in (("sparse", head.tokens.sparse), ("multi-vector", head.tokens.multi_vector))
+            if path is not None
+        ],
         "similarity": checkpoint.similarity,
         "scoring": None if checkpoint.scoring is None else _scoring(checkpoint.scoring),
         "dtype": {"stored": checkpoint.stored_dtype, "computed": _DTYPE},

@@ -1,6 +1,7 @@
 """`modules.json` and what each module's own file asks for, by sentence-transformers' rules.
 
-Served: a Transformer, then Pooling, any number of Dense, and at the end Normalize or not. Everything else is refused.
+Served: a Transformer, then Pooling, any number of Dense, and at the end Normalize or pplx-embed's FlexibleQuantizer or
+neither. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from rose_ensemble.checkpoint_files import CheckpointFiles, flag, positive_numbe
 from rose_ensemble.matryoshka import DECLARING_KEYS
 
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-_ORDER = re.compile("Transformer Pooling( Dense)*( Normalize)?")
+_QUANTIZER = "st_quantize.FlexibleQuantizer"  # its rules are in rose_backend/quantize.py; its own code is never run
+_ORDER = re.compile(f"Transformer Pooling( Dense)*( Normalize| {re.escape(_QUANTIZER)})?")
 _OLD_POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -71,14 +73,17 @@ def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
         return Modules(folder, None)
     modules = module_places(files, folder)
     kinds = [kind for kind, _ in modules]
-    unknown = [kind for kind in kinds if kind not in _KINDS]
+    unknown = [kind for kind in kinds if kind not in (*_KINDS, _QUANTIZER)]
     if unknown:
-        raise CheckpointError(f"{path}: module type {unknown[0]!r} is not served; known: {list(_KINDS)}")
+        raise CheckpointError(f"{path}: module type {unknown[0]!r} is not served; known: {[*_KINDS, _QUANTIZER]}")
     if not _ORDER.fullmatch(" ".join(kinds)):
         raise CheckpointError(
             f"{path}: modules {kinds} are not served; expected Transformer, Pooling, any number of Dense, "
-            "and at the end Normalize or nothing"
+            f"and at the end Normalize, {_QUANTIZER} or nothing"
         )
+    quantizes = kinds[-1] == _QUANTIZER
+    if quantizes:
+        modules, kinds = modules[:-1], kinds[:-1]  # it has no file of its own
     declarations = []
     for kind, place in modules[1:]:
         file = place / "config.json"
@@ -93,6 +98,7 @@ def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
         also=modes[1:],
         include_prompt=include_prompt,
         dense=tuple(_dense(*item) for item in dense),
+        tanh_codes=quantizes,
     )
     return Modules(modules[0][1], head, tuple(declarations))
 
@@ -116,11 +122,14 @@ def default_head(config: Mapping[str, Any]) -> HeadConfig:
 
 def _module(path: Path, entry: Mapping[str, Any]) -> tuple[str, Path]:
     """A module's kind and folder."""
-    kind = str(entry["type"]).rsplit(".", 1)[-1]  # old and new releases differ in the package only
+    kind = str(entry["type"])
+    if kind != _QUANTIZER:
+        kind = kind.rsplit(".", 1)[-1]  # old and new releases differ in the package only
     place = PurePosixPath(str(entry.get("path", "")))
     if place.is_absolute() or ".." in place.parts:
         raise CheckpointError(f"{path}: path {str(place)!r} of module {kind!r} lies outside the folder")
-    if entry.get("kwargs"):
+    arguments = ["quantization"] if kind == _QUANTIZER else []  # which of its forms; a request says so itself
+    if entry.get("kwargs") not in (None, [], arguments):
         raise CheckpointError(f"{path}: kwargs {entry['kwargs']!r} of module {kind!r} are not served")
     return kind, path.parent / place
 

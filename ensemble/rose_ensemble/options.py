@@ -17,6 +17,8 @@ _DIRECTIONS = ("right", "left")
 _LANES = ("online", "bulk")
 _SCORING_ONLY = frozenset({"instruction", "raw_scores"})
 _SCORING = _SCORING_ONLY | {"truncate", "truncation_direction", "lane"}
+_OUTPUTS = ("float", "int8", "binary", "sparse", "token")
+_BIT_ORDERS = ("msb", "lsb")
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ class RequestOptions:
         lane: `online` or `bulk`, where the request queues; None: by its size.
         instruction: what a reranker that is told so is to look for; None leaves it to the checkpoint.
         raw_scores: whether a reranker's scores are its logits.
+        outputs: the forms in which vectors are wanted, each once.
+        late_chunking: pool each chunk among its document's tokens; None: where the checkpoint is trained for it.
+        bit_order: the bit of a byte of `binary` that the first of its elements is in: `msb`, the highest, or `lsb`.
     """
 
     prompt_name: str | None = None
@@ -46,6 +51,9 @@ class RequestOptions:
     dimensions: int | None = None
     instruction: str | None = None
     raw_scores: bool = False
+    outputs: tuple[str, ...] = ("float",)
+    bit_order: str = "msb"
+    late_chunking: bool | None = None
 
     @classmethod
     def read(cls, parameters: Callable[[], str], *, scoring: bool = False) -> RequestOptions:
@@ -92,6 +100,9 @@ class RequestOptions:
             dimensions=_count(values, "dimensions"),
             instruction=_text(values, "instruction"),
             raw_scores=_flag(values, "raw_scores") is True,
+            outputs=_listed(values, "outputs", _OUTPUTS) or ("float",),
+            bit_order=_choice(values, "bit_order", _BIT_ORDERS) or "msb",
+            late_chunking=_flag(values, "late_chunking"),
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:
@@ -134,3 +145,15 @@ def _choice(values: Mapping[str, Any], name: str, allowed: tuple[str, ...]) -> s
     if value is not None and value.lower() not in allowed:
         raise InvalidArgumentError(f"parameter {name!r} is {value!r}, not one of {list(allowed)}")
     return None if value is None else value.lower()
+
+
+def _listed(values: Mapping[str, Any], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Values with commas between them, each of them known, each once."""
+    text = _text(values, name)
+    if text is None:
+        return ()
+    found = [item.strip().lower() for item in text.split(",")]
+    for item in found:
+        if item not in known:
+            raise InvalidArgumentError(f"parameter {name!r} is {text!r}: {item!r} is not one of {list(known)}")
+    return tuple(dict.fromkeys(found))

@@ -27,10 +27,18 @@ max_batch_size: $max_batch_size
 input [
   { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true },
   { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
-  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true },
+  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
 ]
 output [
   { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 ensemble_scheduling {
@@ -41,6 +49,7 @@ ensemble_scheduling {
       input_map { key: "TEXT" value: "TEXT" }
       input_map { key: "TOKEN_IDS" value: "TOKEN_IDS" }
       input_map { key: "TOKEN_LENGTHS" value: "TOKEN_LENGTHS" }
+      input_map { key: "CHUNK_COUNTS" value: "CHUNK_COUNTS" }
       output_map { key: "WORK" value: "work" }
       output_map { key: "TOKEN_COUNT" value: "TOKEN_COUNT" }
     },
@@ -49,6 +58,13 @@ ensemble_scheduling {
       model_version: -1
       input_map { key: "WORK" value: "work" }
       output_map { key: "EMBEDDING" value: "EMBEDDING" }
+      output_map { key: "EMBEDDING_INT8" value: "EMBEDDING_INT8" }
+      output_map { key: "EMBEDDING_BINARY" value: "EMBEDDING_BINARY" }
+      output_map { key: "TOKEN_EMBEDDING" value: "TOKEN_EMBEDDING" }
+      output_map { key: "TOKEN_EMBEDDING_LENGTHS" value: "TOKEN_EMBEDDING_LENGTHS" }
+      output_map { key: "SPARSE_INDEX" value: "SPARSE_INDEX" }
+      output_map { key: "SPARSE_WEIGHT" value: "SPARSE_WEIGHT" }
+      output_map { key: "SPARSE_LENGTHS" value: "SPARSE_LENGTHS" }
     }
   ]
 }
@@ -62,7 +78,8 @@ max_batch_size: $max_batch_size
 input [
   { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true allow_ragged_batch: true },
   { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
-  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
 ]
 output [
   { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] },
@@ -83,7 +100,17 @@ backend: "python"
 max_batch_size: $max_batch_size
 # b, n, arrival stamp (-1: now), flags, the b x n lengths, all token ids: see rose_ensemble/work.py.
 input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
-output [ { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] } ]
+# Of these, those that the parameter `outputs` asks for.
+output [
+  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] }
+]
 $batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
 instance_group [ $groups ]

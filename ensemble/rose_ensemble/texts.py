@@ -65,6 +65,21 @@ def decode_texts(tensor: npt.NDArray[Any], limits: TextLimits, name: str = "TEXT
         ) from None
 
 
+def read_chunk_counts(counts: npt.NDArray[np.int32], num_texts: int) -> Int32Array:
+    """CHUNK_COUNTS `[1, num_documents]`, how many consecutive texts form each document.
+
+    Raises:
+        InvalidArgumentError: a document without texts, or not as many texts as there are.
+    """
+    flat = counts.ravel()
+    if flat.size == 0 or int(flat.min()) < 1:
+        raise InvalidArgumentError(f"CHUNK_COUNTS holds {flat.tolist()[:8]}: every document needs at least 1 text")
+    total = int(flat.sum(dtype=np.int64))
+    if total != num_texts:
+        raise InvalidArgumentError(f"CHUNK_COUNTS adds up to {total}, but TEXT holds {num_texts} texts")
+    return flat
+
+
 @dataclass(frozen=True)
 class TokenInput:
     """Token ids sent by the client, used as they are: no special tokens are added.

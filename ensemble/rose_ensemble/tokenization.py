@@ -77,16 +77,31 @@ class TextTokenizer:
                 f"{self._num_leading + self._num_trailing} special tokens"
             )
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text, special tokens included, at any length. Several texts are encoded outside the GIL.
+    @property
+    def special_ids(self) -> tuple[list[int], list[int]]:
+        """The ids that the post-processor puts before and after a text's own."""
+        full = self._tokenizer.encode(_PROBE).ids
+        return full[: self._num_leading], full[len(full) - self._num_trailing :]
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token of the vocabulary."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
+        """Token ids of each text, at any length. Several texts are encoded outside the GIL.
+
+        Args:
+            texts: each by itself.
+            special: whether the special tokens around a text are included.
 
         Raises:
             InvalidArgumentError: a text has words that the vocabulary cannot express.
         """
         try:
             if len(texts) == 1:  # handing one text to the library's threads takes longer than a short text itself
-                return [self._tokenizer.encode(texts[0]).ids]
-            encodings = self._tokenizer.encode_batch_fast(list(texts))
+                return [self._tokenizer.encode(texts[0], add_special_tokens=special).ids]
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
         except Exception as cause:  # the library raises nothing narrower
             raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
         return [encoding.ids for encoding in encodings]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rose_backend.core import Field, Fields, Int32Array
 from rose_backend.errors import InvalidArgumentError, RoseError
 from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.documents import DocumentTokenizer
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.templates import prompt_for
 from rose_ensemble.texts import TextLimits, TokenInput
@@ -24,12 +25,14 @@ class TokenizeInput:
         shape: the client's `[b, n]`.
         options: its parameters.
         arrived: see `arrival_stamp`.
+        chunk_counts: `[num_documents]` int32, how many of the texts form each document; None: each is on its own.
     """
 
     content: list[str] | TokenInput
     shape: tuple[int, int]
     options: RequestOptions
     arrived: int
+    chunk_counts: Int32Array | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class TokenizeOutput:
 
     Attributes:
         work: the request's sequences.
-        token_count: `[b, n]` int32, tokens after truncation.
+        token_count: `[b, n]` int32, tokens after truncation; of chunks, those that their vectors are made of.
     """
 
     work: Work
@@ -57,6 +60,7 @@ class TokenizeStep:
         self.checkpoint = checkpoint
         self.limits = limits
         self._tokenizer = TextTokenizer(checkpoint)
+        self._documents = DocumentTokenizer(checkpoint, self._tokenizer)
 
     def run(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
         """Tokenize all requests in one call; the fault of one is its own."""
@@ -70,9 +74,12 @@ class TokenizeStep:
     def _run_together(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
         """One call into the tokenizer; raises where some text cannot be tokenized."""
         texts: list[str] = []
-        prepared: list[tuple[TokenizeInput, slice] | RoseError] = []
+        prepared: list[tuple[TokenizeInput, slice] | TokenizeOutput | RoseError] = []
         for request in requests:
             try:
+                if request.chunk_counts is not None or request.options.late_chunking:
+                    prepared.append(self._chunked(request))
+                    continue
                 own = self._prompted(request)
             except RoseError as error:
                 prepared.append(error)
@@ -80,7 +87,21 @@ class TokenizeStep:
             prepared.append((request, slice(len(texts), len(texts) + len(own))))
             texts += own
         encoded = self._tokenizer.encode(texts)
-        return [item if isinstance(item, RoseError) else self._finish(item[0], encoded[item[1]]) for item in prepared]
+        return [self._finish(item[0], encoded[item[1]]) if isinstance(item, tuple) else item for item in prepared]
+
+    def _chunked(self, request: TokenizeInput) -> TokenizeOutput:
+        options, counts = request.options, request.chunk_counts
+        if counts is None:
+            raise InvalidArgumentError(
+                "parameter 'late_chunking' is true, but CHUNK_COUNTS does not say what is a document"
+            )
+        if isinstance(request.content, TokenInput):
+            raise InvalidArgumentError("CHUNK_COUNTS applies to TEXT; TOKEN_IDS are used as they are")
+        self._documents.check(late_chunking=options.late_chunking)
+        found = self._documents.encode(request.content, counts, prompt_for(self.checkpoint, options))
+        tokens, spans = found.tokens, found.spans
+        work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, spans=spans)
+        return TokenizeOutput(work, (spans.stops - spans.starts).reshape(request.shape))
 
     def _prompted(self, request: TokenizeInput) -> list[str]:
         options = request.options

@@ -212,6 +212,15 @@ class Ops(Protocol):
             `[num_sequences, len(modes) * dim]` float32.
         """
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """Means of runs of tokens, `[num_spans, dim]` float32; zeros where a run has none.
+
+        Args:
+            hidden: `[tokens, dim]`, contiguous.
+            starts: `[num_spans]` int32, each run's first token.
+            stops: `[num_spans]` int32, the token after its last.
+        """
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """Scale rows of `x` `[num_sequences, dim]` float32 to unit length; may overwrite it.
 
@@ -219,4 +228,39 @@ class Ops(Protocol):
             x: contiguous.
             normalize: `[num_sequences]` int32; 0: leave the row; 1: divide it by its length; -d: divide it by the
                 length of its first d elements. No length counts as less than 1e-12.
+        """
+
+    def tanh_codes(self, x: torch.Tensor) -> torch.Tensor:
+        """`round(127 * tanh(x))`, half to even, of contiguous `x` `[rows, dim]` float32; `[rows, dim]` int8."""
+
+    def range_codes(
+        self,
+        x: torch.Tensor,
+        normalize: torch.Tensor,
+        scalings: torch.Tensor,
+        lows: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """`clip(floor((x - low) / step), 0, 255) - 128`, with ranges chosen by how a row is scaled.
+
+        Args:
+            x: `[rows, dim]` float32, contiguous.
+            normalize: `[rows]` int32; see `scale`.
+            scalings: `[num_ranges]` int32; a row of `x` takes the ranges whose scaling is its own, or the first.
+            lows: `[num_ranges, dim]` float32.
+            steps: `[num_ranges, dim]` float32, positive.
+
+        Returns:
+            `[rows, dim]` int8.
+        """
+
+    def sign_bits(self, x: torch.Tensor, *, or_zero: bool) -> torch.Tensor:
+        """Whether elements are above zero, or zero where `or_zero`: 8 to a byte, the first in the highest bit.
+
+        Args:
+            x: `[rows, dim]` float32, contiguous.
+            or_zero: whether zero (of either sign) counts as above.
+
+        Returns:
+            `[rows, ceil(dim / 8)]` uint8; bits past the last element are 0.
         """

@@ -144,6 +144,24 @@ def _pool_modes_kernel(
 
 
 @triton.jit
+def _pool_spans_kernel(
+    hidden_ptr, starts_ptr, stops_ptr, out_ptr, width: tl.constexpr, tokens: tl.constexpr, columns: tl.constexpr
+):
+    span = tl.program_id(0)
+    column = tl.program_id(1) * columns + tl.arange(0, columns)
+    mask = column < width
+    start = tl.load(starts_ptr + span)
+    stop = tl.load(stops_ptr + span)
+    total = tl.zeros((tokens, columns), tl.float32)
+    for first in range(start, stop, tokens):
+        token = first + tl.arange(0, tokens)
+        place = hidden_ptr + token.to(tl.int64)[:, None] * width + column[None, :]
+        total += tl.load(place, mask=(token < stop)[:, None] & mask[None, :], other=0.0).to(tl.float32)
+    pooled = tl.sum(total, axis=0) / tl.maximum(stop - start, 1).to(tl.float32)
+    tl.store(out_ptr + span.to(tl.int64) * width + column, pooled, mask=mask)
+
+
+@triton.jit
 def _normalize_kernel(x_ptr, wanted_ptr, least, width: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0)
     column = tl.arange(0, block)
@@ -225,6 +243,16 @@ def pool_modes(
         tokens=_TOKENS_AT_ONCE,
         columns=_COLUMNS_AT_ONCE,
         num_warps=4,
+    )
+    return out
+
+
+def pool_spans(hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+    """`Ops.pool_spans`."""
+    spans, width = len(starts), hidden.shape[1]
+    out = torch.empty((spans, width), dtype=torch.float32, device=hidden.device)
+    _pool_spans_kernel[(spans, triton.cdiv(width, _COLUMNS_AT_ONCE))](
+        hidden, starts, stops, out, width=width, tokens=_TOKENS_AT_ONCE, columns=_COLUMNS_AT_ONCE, num_warps=4
     )
     return out
 

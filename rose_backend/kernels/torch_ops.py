@@ -192,6 +192,14 @@ class TorchOps:
 
         return torch.cat([pooled(mode) for mode in modes], dim=1)
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        counts = (stops - starts).long()
+        shifts = torch.repeat_interleave(starts - (counts.cumsum(0) - counts), counts)
+        kept = hidden[shifts + torch.arange(len(shifts), device=hidden.device)].float()
+        sums = torch.segment_reduce(kept, "sum", lengths=counts, axis=0)
+        return sums / counts.clamp_min(1)[:, None]
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
         counted = x
@@ -200,6 +208,29 @@ class TorchOps:
             counted = torch.where(torch.arange(x.shape[1], device=x.device) < widths[:, None], x, 0.0)
         norms = torch.linalg.vector_norm(counted, dim=-1).clamp_min(_SMALLEST_NORM)
         return x / torch.where(normalize != 0, norms, 1.0)[:, None]
+
+    def tanh_codes(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return torch.round(127 * torch.tanh(x)).to(torch.int8)
+
+    def range_codes(
+        self,
+        x: torch.Tensor,
+        normalize: torch.Tensor,
+        scalings: torch.Tensor,
+        lows: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        which = (normalize[:, None] == scalings).int().argmax(dim=1)
+        return (torch.floor((x - lows[which]) / steps[which]).clamp(0, 255) - 128).to(torch.int8)
+
+    def sign_bits(self, x: torch.Tensor, *, or_zero: bool) -> torch.Tensor:
+        """See `Ops`."""
+        positive = (x >= 0) if or_zero else (x > 0)
+        bits = F.pad(positive.to(torch.uint8), (0, -x.shape[1] % 8)).view(len(x), -1, 8)
+        weights = 1 << torch.arange(7, -1, -1, dtype=torch.uint8, device=x.device)
+        return (bits * weights).sum(dim=-1, dtype=torch.uint8)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

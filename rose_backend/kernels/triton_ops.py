@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels import activations, codes, fused_gemm, gemm, norms, ragged, rope
 from rose_backend.kernels.ops import Nonlinearity
 from rose_backend.kernels.tilings import Tilings
 
@@ -146,6 +146,29 @@ class TritonOps:
         """See `Ops`."""
         return ragged.pool_modes(hidden, cu_seqlens, num_sequences, modes, pool_from)
 
+    def pool_spans(self, hidden: torch.Tensor, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return ragged.pool_spans(hidden, starts, stops)
+
     def scale(self, x: torch.Tensor, normalize: torch.Tensor) -> torch.Tensor:
         """See `Ops`."""
         return ragged.scale(x, normalize)
+
+    def tanh_codes(self, x: torch.Tensor) -> torch.Tensor:
+        """See `Ops`."""
+        return codes.tanh_codes(x)
+
+    def range_codes(
+        self,
+        x: torch.Tensor,
+        normalize: torch.Tensor,
+        scalings: torch.Tensor,
+        lows: torch.Tensor,
+        steps: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Ops`."""
+        return codes.range_codes(x, normalize, scalings, lows, steps)
+
+    def sign_bits(self, x: torch.Tensor, *, or_zero: bool) -> torch.Tensor:
+        """See `Ops`."""
+        return codes.sign_bits(x, or_zero=or_zero)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,18 @@ from safetensors.torch import save_file
 from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from rose_backend.buckets import Bucket, covering_buckets
-from rose_backend.config import Activation, DenseConfig, EngineConfig, GraphConfig, HeadConfig, PoolingMode
-from rose_backend.core import Field, Float32Array, Int32Array, Request
+from rose_backend.calibration import synthetic_batch
+from rose_backend.config import (
+    Activation,
+    DenseConfig,
+    EngineConfig,
+    GraphConfig,
+    HeadConfig,
+    PoolingMode,
+    Ranges,
+    TokenHeads,
+)
+from rose_backend.core import FLOAT, Field, Float32Array, Int32Array, Output, Request, Results, Spans
 from rose_backend.cuda_runner import CudaRunner
 from rose_backend.engine import RoseEngine
 from rose_backend.lazy_tensor import LazyTensor
@@ -182,6 +193,133 @@ def test_projections_of_several_poolings(tmp_path: Path, skips: bool) -> None:
         assert np.abs(row[: wanted or None] - expected.cpu().numpy()).max() <= 1e-4
 
 
+_FORMS = (FLOAT, Output.INT8, Output.BINARY, FLOAT | Output.BINARY, Output.INT8 | Output.BINARY)
+
+
+@pytest.mark.parametrize("tanh", [True, False], ids=["pplx", "ranges"])
+def test_codes_are_made_on_the_device(tmp_path: Path, tanh: bool) -> None:
+    """Requests that want different forms share batches, eager and replayed; what nobody wants does not come back."""
+    ranges = () if tanh else (Ranges(0, (-0.9,) * 256, (0.9,) * 256), Ranges(1, (-0.2,) * 256, (0.2,) * 256))
+    head = HeadConfig(PoolingMode.MEAN, normalize=not tanh, tanh_codes=tanh, ranges=ranges)
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN, head=head, dtype="float32"))
+    sequences = _sequences(_LENGTHS)
+
+    def embed(forms: Sequence[Output]) -> Results:
+        queue = deque(
+            Request(ids, np.array([len(ids)], np.int32), lambda _: None, not tanh and index % 2 == 0, outputs=form)
+            for index, (ids, form) in enumerate(zip(sequences, forms, strict=True))
+        )
+        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        assert batch is not None
+        unsorted = {}
+        for form, values in engine.step(batch).results().items():
+            unsorted[form] = np.empty_like(values)
+            unsorted[form][batch.order] = values
+        return unsorted
+
+    vectors = embed([FLOAT] * len(sequences))[FLOAT]
+    mixed = [_FORMS[index % len(_FORMS)] for index in range(len(sequences))]
+    kept = [embed(mixed) for _ in range(12)]  # more than the ring has slots
+    assert set(embed([Output.INT8] * len(sequences))) == {Output.INT8}
+    scale = np.array([1.0 if tanh or index % 2 else 0.2 / 0.9 for index in range(len(sequences))], np.float32)[:, None]
+    steps = np.float32(1.8) / 255 * scale
+    codes = (
+        np.rint(127 * np.tanh(vectors)) if tanh else np.clip(np.floor((vectors + 0.9 * scale) / steps), 0, 255) - 128
+    )
+    for made in kept:
+        assert np.array_equal(made[FLOAT], vectors)
+        off = np.abs(made[Output.INT8].astype(int) - codes)
+        assert off.max() <= 1
+        assert (off != 0).mean() < 0.01
+        assert np.array_equal(made[Output.BINARY], np.packbits(vectors >= 0 if tanh else vectors > 0, axis=-1))
+    engine.close()
+
+
+def test_outputs_of_tokens(tmp_path: Path) -> None:
+    """As BGE-M3 has them, beside dense vectors of the first token; eager, recorded and replayed."""
+    folder = _bert(tmp_path)
+    torch.manual_seed(5)
+    sparse, multi = torch.nn.Linear(256, 1), torch.nn.Linear(256, 64)
+    paths = []
+    for name, linear in (("sparse", sparse), ("colbert", multi)):
+        paths.append(folder / f"{name}_linear.pt")
+        torch.save(linear.state_dict(), paths[-1])
+    head = HeadConfig(PoolingMode.CLS, tokens=TokenHeads(*paths))
+    engine = RoseEngine(_config(folder, PoolingMode.CLS, head=head, dtype="float32"))
+    sequences = _sequences(_LENGTHS)
+    model = BertModel.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    with torch.inference_mode():
+        hidden = [model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0] for ids in sequences]
+        weights = torch.cat([torch.relu(sparse.cuda()(rows)) for rows in hidden]).cpu().numpy()
+        vectors = torch.cat([torch.nn.functional.normalize(multi.cuda()(rows), dim=-1) for rows in hidden])
+        dense = torch.nn.functional.normalize(torch.stack([rows[0] for rows in hidden]), dim=-1).cpu().numpy()
+    for outputs in [FLOAT | Output.SPARSE | Output.TOKEN] * 4 + [Output.SPARSE]:
+        queue = deque(
+            Request(ids, np.array([len(ids)], np.int32), lambda _: None, outputs=outputs) for ids in sequences
+        )
+        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        assert batch is not None
+        made = engine.step(batch).results()
+        assert sum(made) == outputs
+        assert np.abs(made[Output.SPARSE] - weights[batch.token_order]).max() <= 1e-4
+        if outputs & FLOAT:
+            assert np.abs(made[Output.TOKEN] - vectors.cpu().numpy()[batch.token_order]).max() <= 1e-4
+            assert np.abs(made[FLOAT] - dense[batch.order]).max() <= 1e-4
+    engine.close()
+
+
+def test_spans_of_documents(tmp_path: Path) -> None:
+    """Documents beside plain sequences, eager, recorded and replayed; more rows than a batch may have sequences."""
+    folder = _qwen3(tmp_path, causal=False)
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, dtype="float32", max_sequences=16))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    sequences = _sequences([40, 500, 1, 257, 64])
+    cuts = [None, [0, 0, *range(3, 200, 3), 450, 500, 500], [0, 1], [0, 128, 129, 257], None]
+    model = Qwen3Model.from_pretrained(folder, dtype=torch.float32).cuda().eval()
+    expected = []
+    for ids, places in zip(sequences, cuts, strict=True):
+        with torch.inference_mode():
+            hidden = model(torch.from_numpy(ids).long()[None].cuda()).last_hidden_state[0]
+        for start, stop in pairwise(places or [0, len(ids)]):
+            mean = hidden[start:stop].mean(0) if stop > start else torch.zeros_like(hidden[0])
+            expected.append(torch.nn.functional.normalize(mean, dim=0).cpu().numpy())
+
+    def embed(outputs: Output) -> Results:
+        queue = deque(
+            Request(
+                ids,
+                np.array([len(ids)], np.int32),
+                lambda _: None,
+                outputs=outputs,
+                spans=places
+                and Spans(
+                    np.array([len(places) - 1], np.int32),
+                    np.array(places[:-1], np.int32),
+                    np.array(places[1:], np.int32),
+                ),
+            )
+            for ids, places in zip(sequences, cuts, strict=True)
+        )
+        batch = TokenPacker(engine.token_budget, 16).take(queue)
+        assert batch is not None
+        assert not queue
+        assert batch.order.tolist() == list(range(len(expected)))
+        return engine.step(batch).results()
+
+    for _ in range(4):
+        made = embed(FLOAT)[FLOAT]
+        assert made.shape == (len(expected), 256)
+        assert np.abs(made - np.stack(expected)).max() <= 1e-4
+        assert (_embed(engine, [sequences[0]])[0] * expected[0]).sum() >= 0.9999  # the other recordings are intact
+    assert (runner.token_graphs.counters.eager, runner.token_graphs.counters.captures) == (1, 1)
+    assert runner.token_graphs.counters.replays == 3
+    bits = embed(Output.BINARY)
+    assert set(bits) == {Output.BINARY}
+    assert np.array_equal(bits[Output.BINARY], np.packbits(made > 0, axis=-1))
+    engine.close()
+
+
 def test_capture_replay_and_eviction(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
     runner = engine.runner
@@ -289,9 +427,16 @@ def test_a_step_never_waits(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
     for _ in range(3):
         _embed(engine, _sequences(_LENGTHS))
+    coded = replace(synthetic_batch(100, 10, _VOCAB), outputs=FLOAT | Output.BINARY)
+    document = replace(synthetic_batch(100, 10, _VOCAB), spans=np.array([[0, 7], [7, 100], [1, 0]], np.int32))
+    for _ in range(3):
+        engine.step(coded).wait()
+        engine.step(document).wait()
     try:
         torch.cuda.set_sync_debug_mode("error")
         launched = _launch(engine, _sequences(_LENGTHS))
+        engine.step(coded)
+        engine.step(document)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     for _, rows in launched:

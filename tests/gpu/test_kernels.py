@@ -198,3 +198,30 @@ def test_token_types(fused: TritonOps) -> None:
             expected[start + begin if begin else stop : stop] = 1
         assert torch.equal(fused.token_types(cu_seqlens, type_from, offsets[-1]), expected)
         assert torch.equal(TorchOps().token_types(cu_seqlens, type_from, offsets[-1]), expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 300])
+@pytest.mark.parametrize("width", [30, 384, 1024])
+def test_codes(fused: TritonOps, rows: int, width: int) -> None:
+    x, plain = _drawn(rows, width, dtype=torch.float32), TorchOps()
+    x[:, 3] = 0.0
+    assert (fused.tanh_codes(x).int() - plain.tanh_codes(x).int()).abs().max() <= 1
+    assert (fused.tanh_codes(x) != plain.tanh_codes(x)).float().mean() < 1e-3
+    for or_zero in (True, False):
+        assert torch.equal(fused.sign_bits(x, or_zero=or_zero), plain.sign_bits(x, or_zero=or_zero))
+    scalings = torch.tensor([0, 1, -16], dtype=torch.int32, device=_DEVICE)
+    normalize = scalings[torch.arange(rows, device=_DEVICE) % 3]
+    lows, steps = _drawn(3, width, dtype=torch.float32) - 2, torch.rand(3, width, device=_DEVICE) / 50 + 0.005
+    made, expected = (ops.range_codes(x, normalize, scalings, lows, steps) for ops in (fused, plain))
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("width", [384, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_pooling_of_spans(fused: TritonOps, width: int, dtype: torch.dtype) -> None:
+    hidden = _drawn(640, width, dtype=dtype)
+    hidden[600:] = float("nan")  # padding
+    bounds = [(0, 1), (1, 1), (2, 299), (299, 300), (600, 600), (40, 170), (0, 600)]
+    starts, stops = torch.tensor(bounds, dtype=torch.int32, device=_DEVICE).T.contiguous()
+    actual, expected = fused.pool_spans(hidden, starts, stops), TorchOps().pool_spans(hidden, starts, stops)
+    assert (actual - expected).abs().max() <= 1e-5

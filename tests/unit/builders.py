@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rose_backend.core import Float32Array, Request
+from rose_backend.core import FLOAT, Float32Array, Request, Results
 from rose_backend.errors import RoseError
 
 
@@ -15,21 +15,21 @@ class Answers:
     """A `Reply`; keeps every outcome, so that a second call shows."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Float32Array | RoseError] = []
+        self.outcomes: list[Results | RoseError] = []
         self._called = threading.Event()
 
-    def __call__(self, outcome: Float32Array | RoseError) -> None:
+    def __call__(self, outcome: Results | RoseError) -> None:
         self.outcomes.append(outcome)
         self._called.set()
 
-    def wait(self) -> Float32Array | RoseError:
+    def wait(self) -> Results | RoseError:
         assert self._called.wait(30), "no reply within 30 s"
         return self.outcomes[0]
 
     def vectors(self) -> Float32Array:
         outcome = self.wait()
-        assert isinstance(outcome, np.ndarray), outcome
-        return outcome
+        assert not isinstance(outcome, RoseError), outcome
+        return outcome[FLOAT]
 
 
 def request_of(sequences: Sequence[Sequence[int]], reply: Answers | None = None, *, normalize: bool = True) -> Request:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels import activations, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels import activations, codes, fused_gemm, gemm, norms, ragged, rope
 from rose_backend.kernels import short_attention as short_attention_module
 from rose_backend.kernels.gemm import Tiling
 from rose_backend.kernels.ops import Nonlinearity
@@ -322,6 +322,17 @@ def test_pool_modes_rounds_in_float32() -> None:
 
 
 @pytest.mark.parametrize("width", [33, 64])
+def test_pool_spans(width: int) -> None:
+    hidden = rand(300, width)
+    bounds = [(0, 1), (1, 1), (2, 299), (299, 300), (300, 300), (40, 170), (0, 300)]
+    starts, stops = torch.tensor(bounds, dtype=torch.int32).T.contiguous()
+    empty = torch.zeros(width)
+    expected = torch.stack([hidden[start:stop].mean(0) if stop > start else empty for start, stop in bounds])
+    for ops in (ragged, TORCH):
+        assert_close(ops.pool_spans(hidden, starts, stops), expected)
+
+
+@pytest.mark.parametrize("width", [33, 64])
 def test_scale(width: int) -> None:
     x, wanted = rand(6, width), [0, 1, -1, -7, -width, 1]
     x[5] = 0.0
@@ -331,6 +342,47 @@ def test_scale(width: int) -> None:
         rows.append(row / counted.norm().clamp_min(1e-12) if how else row)
     for ops in (ragged, TORCH):
         assert_close(ops.scale(x.clone(), torch.tensor(wanted, dtype=torch.int32)), torch.stack(rows))
+
+
+@pytest.mark.parametrize("width", [1, 7, 8, 33, 384])
+def test_tanh_codes(width: int) -> None:
+    x = rand(5, width) * torch.tensor([0.001, 0.1, 1.0, 3.0, 100.0])[:, None]
+    expected = np.rint(127 * np.tanh(x.double().numpy())).astype(np.int8)
+    for ops in (codes, TORCH):
+        made = ops.tanh_codes(x)
+        assert made.dtype is torch.int8
+        assert made.numpy().tolist() == expected.tolist()
+
+
+def test_tanh_codes_at_the_ends() -> None:
+    x = torch.tensor([[0.0, -0.0, -0.001, 0.004, 20.0, -20.0, float("inf"), float("-inf")]])
+    for ops in (codes, TORCH):
+        assert ops.tanh_codes(x).tolist() == [[0, 0, 0, 1, 127, -127, 127, -127]]
+
+
+@pytest.mark.parametrize("width", [1, 7, 33, 384])
+def test_range_codes(width: int) -> None:
+    x, lows = rand(6, width), rand(2, width) - 1.5
+    steps = torch.rand(2, width) / 50 + 0.005
+    scalings, normalize = (torch.tensor(values, dtype=torch.int32) for values in ([0, -7], [0, -7, 0, -7, 1, 0]))
+    which = [0, 1, 0, 1, 0, 0]
+    expected = np.clip(np.floor((x - lows[which]).numpy() / steps[which].numpy()), 0, 255) - 128
+    for ops in (codes, TORCH):
+        made = ops.range_codes(x, normalize, scalings, lows, steps)
+        assert made.dtype is torch.int8
+        assert made.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("or_zero", [True, False])
+@pytest.mark.parametrize("width", [1, 7, 8, 33, 384])
+def test_sign_bits(width: int, or_zero: bool) -> None:
+    x = rand(5, width)
+    x[:, ::3], x[1, :] = 0.0, -0.0
+    expected = np.packbits((x >= 0 if or_zero else x > 0).numpy(), axis=-1)
+    for ops in (codes, TORCH):
+        made = ops.sign_bits(x, or_zero=or_zero)
+        assert made.dtype is torch.uint8
+        assert made.tolist() == expected.tolist()
 
 
 def test_pool_of_zeros_is_zero() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rose_client import ChunkLimits
-from rose_client.chunking import Chunk, estimate_tokens, split
+from rose_client.chunking import Chunk, estimate_tokens, split, split_documents
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,25 @@ def test_limits_leave_room(name: str) -> None:
 def test_token_ids_are_counted_as_they_are() -> None:
     ids = [np.arange(5, dtype=np.int32)] * 3
     assert [(chunk.first, chunk.tokens) for chunk in split(ids, ChunkLimits(max_tokens=10))] == [(0, 10), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "limits", "expected"),
+    [
+        ([2, 1, 3], ChunkLimits(), [(0, (2, 1, 3))]),
+        ([2, 1, 3], ChunkLimits(max_texts=3), [(0, (2, 1)), (3, (3,))]),
+        ([5, 1, 1], ChunkLimits(max_texts=2), [(0, (5,)), (5, (1, 1))]),
+        ([1, 5, 1], ChunkLimits(max_texts=2), [(0, (1,)), (1, (5,)), (6, (1,))]),
+        ([2, 2, 2], ChunkLimits(max_tokens=12), [(0, (2, 2)), (4, (2,))]),
+        ([4], ChunkLimits(max_texts=1), [(0, (4,))]),
+    ],
+)
+def test_documents_stay_whole(
+    counts: list[int], limits: ChunkLimits, expected: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    texts = [f"{number:04}".encode() for number in range(sum(counts))]  # 3 tokens each
+    chunks = split_documents(texts, counts, limits)
+    assert [(chunk.first, chunk.counts) for chunk in chunks] == expected
+    assert [text for chunk in chunks for text in chunk.texts] == texts
+    assert all(len(chunk.texts) == sum(chunk.counts) for chunk in chunks)
+    assert [chunk.tokens for chunk in chunks] == [3 * len(chunk.texts) for chunk in chunks]

@@ -15,6 +15,7 @@ from rose_client.cli.main import app
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
 from rose_ensemble.server_process import Endpoints
+from tests.support.bge_m3 import make_m3
 from tests.support.checkpoints import SHAPE, write_json, write_modules
 
 
@@ -80,6 +81,7 @@ def test_inspect(tmp_path: Path) -> None:
         ["normalize", "to unit length"],
         ["vector", "16 elements"],
         ["dimensions", "8, 16 (config.json)"],
+        ["codes", "int8 and binary as in sentence-transformers; no int8 until `rose calibrate` has measured ranges"],
         ["similarity", "dot"],
         ["dtype", "float32 on the CPU, bfloat16 on a GPU; stored as float32"],
         [
@@ -109,6 +111,7 @@ def test_inspect_as_json(tmp_path: Path) -> None:
     ]
     assert values["dim"] == 16
     assert values["dimensions"] == {"allowed": "4, 8, 16", "default": 16, "known_from": "matryoshka 4,8"}
+    assert values["codes"] == {"rules": "sentence-transformers", "int8": False}
     assert values["prompts"] == {"query": "q: ", "document": ""}
     assert "2_Dense/config.json" in values["files"]
 
@@ -261,3 +264,12 @@ def test_rerank_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = _rose("rerank", "tea", str(tmp_path / "nowhere.txt"))
     assert result.exit_code == 1
     assert "nowhere.txt" in result.stderr
+
+
+def test_inspect_names_further_heads(tmp_path: Path) -> None:
+    make_m3(tmp_path)
+    result = _rose("inspect", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    lines = [line.split(maxsplit=1) for line in result.stdout.splitlines()]
+    assert ["heads", "sparse and multi-vector"] in lines
+    assert any("sparse_linear.pt, colbert_linear.pt" in line for line in result.stdout.splitlines())

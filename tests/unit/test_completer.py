@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rose_backend.admission import Limits
-from rose_backend.core import Batch, Float32Array, Request
+from rose_backend.core import FLOAT, Batch, Float32Array, Request, Results
 from rose_backend.errors import EngineError, RoseError
 from rose_backend.metrics import NullMetrics
 from rose_backend.packer import TokenPacker
@@ -23,7 +23,10 @@ class MadeUp:
     padding = 0
 
     def __init__(self, rows: Callable[[], Float32Array]) -> None:
-        self.numpy = rows
+        self._rows = rows
+
+    def results(self) -> Results:
+        return {FLOAT: self._rows()}
 
 
 class MadeUpEngine:
@@ -40,8 +43,9 @@ def _run(step: Callable[[Batch], Rows], *ids: list[int], max_sequences: int = 8)
     """Thread and outcome of every reply, for requests of one-token sequences."""
     replies: list[tuple[str, object]] = []
 
-    def reply(outcome: Float32Array | RoseError) -> None:
-        replies.append((threading.current_thread().name, outcome))
+    def reply(outcome: Results | RoseError) -> None:
+        content = outcome if isinstance(outcome, RoseError) else outcome[FLOAT]
+        replies.append((threading.current_thread().name, content))
 
     service = RoseService(MadeUpEngine(step), TokenPacker(64, max_sequences), Limits(100, 8), NullMetrics())
     for sequence in ids:

@@ -39,7 +39,7 @@ def _texts(count: int) -> list[bytes]:
 def _answer(attempt: Attempt) -> Embeddings:
     """One-dimensional vectors that hold the numbers the texts are."""
     numbers = [int(text) for text in attempt.chunk.texts]
-    return Embeddings(np.array(numbers, np.float32)[:, None], np.array(numbers, np.int32))
+    return Embeddings({"float": np.array(numbers, np.float32)[:, None]}, np.array(numbers, np.int32))
 
 
 def _takes(seconds: float) -> Server:

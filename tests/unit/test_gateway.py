@@ -250,7 +250,8 @@ def test_keys(fake: FakeTriton, caplog: pytest.LogCaptureFixture) -> None:
 
 def _codes(call: Call) -> dict[str, Any]:
     int8 = np.array([[-128, -1, 0, 1, 2, 3, 4, 127]] * len(call.inputs["TEXT"]), np.int8)
-    binary = np.full((len(int8), 1), 0b11000001, np.uint8)
+    byte = 0b10000011 if call.parameters.get("bit_order") == "lsb" else 0b11000001
+    binary = np.full((len(int8), 1), byte, np.uint8)
     return {**embeddings(call), "EMBEDDING_INT8": int8[None], "EMBEDDING_BINARY": binary[None]}
 
 

@@ -34,6 +34,9 @@ def test_no_parameters_are_the_defaults() -> None:
         ("truncation_direction", "RIGHT", "right"),
         ("dimensions", 256, 256),
         ("dimensions", "64", 64),
+        ("outputs", "int8", ("int8",)),
+        ("outputs", "Binary, float,binary", ("binary", "float")),
+        ("bit_order", "LSB", "lsb"),
     ],
 )
 def test_values(name: str, given: Any, parsed: Any) -> None:
@@ -50,6 +53,11 @@ def test_values(name: str, given: Any, parsed: Any) -> None:
         ("input_type", ""),
         ("input_type", 0),
         ("dimensions", 0),
+        ("outputs", ""),
+        ("outputs", "int8,"),
+        ("outputs", "int4"),
+        ("outputs", 8),
+        ("bit_order", "big"),
         ("dimensions", -1),
         ("dimensions", 2.5),
         ("dimensions", True),
@@ -95,3 +103,8 @@ def test_parameters_of_a_triton_request(text: str, normalize: bool | None) -> No
 def test_parameters_that_are_not_utf8() -> None:
     with pytest.raises(InvalidArgumentError, match="parameters are not valid UTF-8: byte 0xe9"):
         RequestOptions.read(lambda: b'{"prompt": "caf\xe9"}'.decode())
+
+
+def test_an_unknown_output_is_named_beside_the_known() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'ubinary' is not one of \['float', 'int8', 'binary'"):
+        RequestOptions.parse({"outputs": "float,ubinary"})

@@ -14,7 +14,7 @@ import pytest
 
 from rose_backend.admission import Limits
 from rose_backend.config import EngineConfig, QueueConfig
-from rose_backend.core import Batch, Float32Array, Outcome
+from rose_backend.core import Batch, Float32Array, Outcome, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import EngineError, InvalidArgumentError, RoseError, UnavailableError
 from rose_backend.lanes import Depth
@@ -38,7 +38,7 @@ class LostRows:
     copy_seconds = 0.0
     padding = 0
 
-    def numpy(self) -> Float32Array:
+    def results(self) -> Results:
         raise RuntimeError("device lost")
 
 
@@ -239,7 +239,7 @@ def test_close_answers_what_was_accepted(engine: RoseEngine) -> None:
         closing.join(30)
         assert not closing.is_alive()
         assert [len(answer.outcomes) for answer in answers] == [1] * 12
-        assert all(isinstance(answer.outcomes[0], np.ndarray) for answer in answers)
+        assert all(isinstance(answer.outcomes[0], dict) for answer in answers)
 
 
 def test_submit_after_close_is_refused(engine: RoseEngine) -> None:

@@ -9,7 +9,15 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from rose_client import Embeddings, EmbedOptions, RequestError
-from rose_client.wire import encode_texts, infer_arguments, join_embeddings, server_urls
+from rose_client.wire import (
+    encode_documents,
+    encode_texts,
+    infer_arguments,
+    join_embeddings,
+    part_embeddings,
+    read_embeddings,
+    server_urls,
+)
 
 _NONE = EmbedOptions()
 
@@ -80,7 +88,7 @@ def test_errors_of_a_chunk_count_as_the_call_does() -> None:
 
 def test_answers_of_chunks_follow_one_another() -> None:
     parts = [
-        Embeddings(np.array(rows, np.float32), np.array(counts, np.int32))
+        Embeddings({"float": np.array(rows, np.float32)}, np.array(counts, np.int32))
         for rows, counts in (([[1, 2], [3, 4]], [7, 8]), ([[5, 6]], [9]))
     ]
     joined = join_embeddings(parts)
@@ -97,22 +105,89 @@ def test_token_ids_travel_back_to_back() -> None:
     assert (lengths.name(), lengths.datatype(), list(lengths.shape())) == ("TOKEN_LENGTHS", "INT32", [1, 2])
 
 
-def test_outputs_are_asked_for_by_the_option_of_that_name() -> None:
-    def asked(**options: Any) -> list[str]:
-        outputs = infer_arguments("embed", [b"tea"], EmbedOptions(**options), 1.0)["outputs"]
-        return [output.name() for output in outputs]
+class _Result:
+    """An answer with these tensors."""
 
-    assert asked() == ["EMBEDDING", "TOKEN_COUNT"]
-    assert asked(outputs="binary,float") == ["EMBEDDING_BINARY", "EMBEDDING", "TOKEN_COUNT"]
+    def __init__(self, **tensors: Any) -> None:
+        self._tensors = tensors
+
+    def as_numpy(self, name: str) -> Any:
+        return self._tensors.get(name)
 
 
-def test_codes_are_joined_too() -> None:
-    def part(value: int) -> Embeddings:
-        codes = np.full((2, 4), value, np.int8)
-        return Embeddings(np.empty((2, 0), np.float32), np.array([3, 3], np.int32), int8=codes)
+def test_outputs_are_asked_for_and_read() -> None:
+    options = EmbedOptions(outputs=["int8", "binary"], bit_order="lsb")
+    arguments = infer_arguments("embed", [b"tea", b"pot"], options, 1.0)
+    assert arguments["parameters"] == {"outputs": "int8,binary", "bit_order": "lsb"}
+    names = [output.name() for output in arguments["outputs"]]
+    assert names == ["EMBEDDING_INT8", "EMBEDDING_BINARY", "TOKEN_COUNT"]
+    codes, bits = np.array([[[1, -2], [3, 4]]], np.int8), np.array([[[7], [8]]], np.uint8)
+    result = _Result(EMBEDDING_INT8=codes, EMBEDDING_BINARY=bits, TOKEN_COUNT=np.array([[3, 4]], np.int32))
+    answer = read_embeddings(result, options)
+    assert (answer.int8.tolist(), answer.binary.tolist()) == ([[1, -2], [3, 4]], [[7], [8]])
+    with pytest.raises(ValueError, match=r"'float' is not among the outputs \['int8', 'binary'\]"):
+        _ = answer.vectors
+    assert join_embeddings([answer, answer]).int8.tolist() == [[1, -2], [3, 4]] * 2
 
-    joined = join_embeddings([part(1), part(-2)])
-    assert joined.int8 is not None
-    assert joined.int8[:, 0].tolist() == [1, 1, -2, -2]
-    assert joined.binary is None
-    assert joined.vectors.shape == (4, 0)
+
+def test_an_output_that_did_not_arrive_is_missed() -> None:
+    result = _Result(EMBEDDING=np.zeros((1, 1, 4), np.float32), TOKEN_COUNT=np.array([[3]], np.int32))
+    assert read_embeddings(result, _NONE).vectors.shape == (1, 4)
+    with pytest.raises(RequestError, match="INTERNAL: the server's answer lacks EMBEDDING_INT8"):
+        read_embeddings(result, EmbedOptions(outputs=["float", "int8"]))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error"), [([], ValueError), (["int4"], ValueError), ("int8", TypeError), (["float", ""], ValueError)]
+)
+def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="outputs is"):
+        infer_arguments("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
+
+
+def test_outputs_of_tokens_are_read_by_text() -> None:
+    options = EmbedOptions(outputs=["sparse", "token"])
+    result = _Result(
+        SPARSE_INDEX=np.array([[5, 9, 7]], np.int32),
+        SPARSE_WEIGHT=np.array([[0.5, 0.25, 1.0]], np.float32),
+        SPARSE_LENGTHS=np.array([[2, 0, 1]], np.int32),
+        TOKEN_EMBEDDING=np.arange(8, dtype=np.float32).reshape(1, 4, 2),
+        TOKEN_EMBEDDING_LENGTHS=np.array([[1, 1, 2]], np.int32),
+        TOKEN_COUNT=np.array([[3, 2, 4]], np.int32),
+    )
+    answer = read_embeddings(result, options)
+    sparse = [(vector.index.tolist(), vector.weight.tolist()) for vector in answer.sparse]
+    assert sparse == [([5, 9], [0.5, 0.25]), ([], []), ([7], [1.0])]
+    assert [vectors.tolist() for vectors in answer.tokens] == [[[0, 1]], [[2, 3]], [[4, 5], [6, 7]]]
+    joined = join_embeddings([answer, answer])
+    assert len(joined.sparse) == len(joined.tokens) == len(joined.token_counts) == 6
+
+
+def test_documents_travel_with_their_counts() -> None:
+    texts, counts = encode_documents([["tea", "pot"], ["thé"]])
+    assert (texts, counts) == ([b"tea", b"pot", b"th\xc3\xa9"], [2, 1])
+    sent, told = infer_arguments("embed", texts, _NONE, 1.0, counts)["inputs"]
+    assert (list(sent.shape()), told.name(), told.datatype(), list(told.shape())) == (
+        [1, 3],
+        "CHUNK_COUNTS",
+        "INT32",
+        [1, 2],
+    )
+    whole = Embeddings({"int8": np.array([[1], [2], [3]], np.int8)}, np.array([4, 5, 6], np.int32))
+    parts = part_embeddings(whole, counts)
+    assert [part.int8.tolist() for part in parts] == [[[1], [2]], [[3]]]
+    assert [part.token_counts.tolist() for part in parts] == [[4, 5], [6]]
+
+
+@pytest.mark.parametrize(
+    ("documents", "error", "part"),
+    [
+        ([], ValueError, "at least one text"),
+        ([["tea"], []], ValueError, r"documents\[1\] is empty"),
+        (["tea"], TypeError, r"documents\[0\] is a string"),
+        ([["tea", 5]], TypeError, r"texts\[1\] is a int"),
+    ],
+)
+def test_what_is_no_list_of_documents(documents: Any, error: type[Exception], part: str) -> None:
+    with pytest.raises(error, match=part):
+        encode_documents(documents)

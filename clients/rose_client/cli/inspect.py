@@ -87,4 +87,9 @@ def _vector_lines(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "dimensions", (dimensions["allowed"] or "whole vectors only") + origin
     if dimensions["default"] != values["dim"]:
         yield "", f"{dimensions['default']} where a request names none"
+    if values["further_heads"]:
+        yield "heads", " and ".join(values["further_heads"])
+    codes = values["codes"]
+    missing = "" if codes["int8"] else "; no int8 until `rose calibrate` has measured ranges"
+    yield "codes", f"int8 and binary as in {codes['rules']}{missing}"
     yield "similarity", values["similarity"]

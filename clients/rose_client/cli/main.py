@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import typer
 
-from rose_client.cli import build_kernels, demo, doctor, embed, gateway, inspect, repository, rerank, serve, warm
+from rose_client.cli import (
+    build_kernels,
+    calibrate,
+    demo,
+    doctor,
+    embed,
+    gateway,
+    inspect,
+    repository,
+    rerank,
+    serve,
+    warm,
+)
 
 app = typer.Typer(
     name="rose",
@@ -19,6 +31,7 @@ app.command("rerank")(rerank.rerank)
 app.command("demo")(demo.demo)
 app.command("warm")(warm.warm)
 app.command("inspect")(inspect.inspect)
+app.command("calibrate")(calibrate.calibrate)
 app.command("doctor")(doctor.doctor)
 app.command("build-kernels")(build_kernels.build_kernels)
 app.add_typer(repository.app, name="repository")

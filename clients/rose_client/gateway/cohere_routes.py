@@ -106,7 +106,7 @@ class EmbedBody(BaseModel):
             options["dimensions"] = self.output_dimension
         outputs = sorted({_OUTPUTS[name] for name in self.types()})
         if outputs != ["float"]:
-            options["outputs"] = ",".join(outputs)
+            options["outputs"] = outputs
         return options
 
 
@@ -179,8 +179,8 @@ def _encoded(answer: Embeddings, name: str) -> Any:
     """Of packed bits the signed form is the unsigned one less 128, of whole numbers too."""
     if name == "base64":
         return base64_rows(answer.vectors)
-    if name in ("int8", "uint8") and answer.int8 is not None:
+    if name in ("int8", "uint8"):
         return answer.int8 if name == "int8" else (answer.int8.astype(np.int16) + _OFFSET).astype(np.uint8)
-    if name in ("binary", "ubinary") and answer.binary is not None:
+    if name in ("binary", "ubinary"):
         return answer.binary if name == "ubinary" else (answer.binary.astype(np.int16) - _OFFSET).astype(np.int8)
     return answer.vectors

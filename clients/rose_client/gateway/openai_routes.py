@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from rose_client.gateway.context import RequestContext
 from rose_client.gateway.inputs import Inputs, read_inputs
-from rose_client.gateway.replies import base64_rows, json_response, lowest_bit_first
+from rose_client.gateway.replies import base64_rows, json_response
 from rose_client.gateway.service import EmbedRequest, Service
 from rose_client.wire import Embeddings, EmbedOptions
 
@@ -53,7 +53,9 @@ class EmbeddingsBody(BaseModel):
             options["truncation_direction"] = self.truncation_direction
         outputs = _OUTPUTS[self.encoding_format]
         if outputs != "float":
-            options["outputs"] = outputs
+            options["outputs"] = [outputs]
+        if outputs == "binary":
+            options["bit_order"] = "lsb"
         return options
 
 
@@ -135,8 +137,8 @@ def _entry(name: str) -> dict[str, Any]:
 def _encoded(answer: Embeddings, encoding: str) -> Any:
     if encoding == "base64":
         return base64_rows(answer.vectors)
-    if encoding == "base64_int8" and answer.int8 is not None:
+    if encoding == "base64_int8":
         return base64_rows(answer.int8)
-    if encoding == "base64_binary" and answer.binary is not None:
-        return base64_rows(lowest_bit_first(answer.binary))
+    if encoding == "base64_binary":
+        return base64_rows(answer.binary)
     return answer.vectors

@@ -11,8 +11,6 @@ import numpy.typing as npt
 import orjson
 from starlette.responses import Response
 
-_REVERSED = np.packbits(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1)[:, ::-1], axis=1).ravel()
-
 
 def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Response:
     """A reply whose content may hold numpy arrays and numbers."""
@@ -24,8 +22,3 @@ def base64_rows(matrix: npt.NDArray[Any]) -> list[str]:
     """Each row's bytes, little-endian, in base64."""
     plain = np.ascontiguousarray(matrix.astype(matrix.dtype.newbyteorder("<"), copy=False))
     return [base64.b64encode(row.data).decode("ascii") for row in plain]
-
-
-def lowest_bit_first(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Bits packed from the highest down, as servers send them, packed from the lowest up."""
-    return _REVERSED[packed]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 
-from rose_client.chunking import Item
+from rose_client.chunking import Chunk, Item
 from rose_client.exchange import EmbedExchange
 from rose_client.gateway.models import Contract, Model
 from rose_client.wire import EmbedOptions, join_embeddings, text_tensor, time_arguments
@@ -98,11 +98,11 @@ class _ScoreExchange:
     options: EmbedOptions
     request_id: str
 
-    def arguments(self, items: Sequence[Item], seconds: float) -> dict[str, Any]:
+    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """The query goes with every chunk of documents."""
         return {
             "model_name": self.model.name,
-            "inputs": [text_tensor("QUERY", [self.query]), text_tensor("DOCUMENT", items)],
+            "inputs": [text_tensor("QUERY", [self.query]), text_tensor("DOCUMENT", chunk.texts)],
             "outputs": [grpcclient.InferRequestedOutput(name) for name in ("SCORE", "LOGIT", "TOKEN_COUNT")],
             "parameters": dict(self.options),
             "request_id": self.request_id,

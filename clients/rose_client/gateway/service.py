@@ -15,7 +15,7 @@ from rose_client.gateway.context import Context
 from rose_client.gateway.errors import GatewayError
 from rose_client.gateway.models import Contract, Model, Models
 from rose_client.gateway.scoring import Scores, scorer_of
-from rose_client.wire import OUTPUT_TENSORS, Embeddings, EmbedOptions, join_embeddings
+from rose_client.wire import OUTPUT_TENSORS, Embeddings, EmbedOptions, join_embeddings, wanted_outputs
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,12 @@ class Service:
 
     @staticmethod
     def _check_outputs(model: Model, options: EmbedOptions) -> None:
-        for name in options.get("outputs", "float").split(","):
-            if OUTPUT_TENSORS[name] not in model.outputs:
-                raise GatewayError.unsupported(
-                    f"model {model.name!r} has no {name} vectors: it would need the output {OUTPUT_TENSORS[name]}"
-                )
+        for name in wanted_outputs(options):
+            for tensor in OUTPUT_TENSORS[name]:
+                if tensor not in model.outputs:
+                    raise GatewayError.unsupported(
+                        f"model {model.name!r} has no {name} vectors: it would need the output {tensor}"
+                    )
 
 
 @contextmanager

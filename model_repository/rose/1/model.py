@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from rose_backend.admission import Limits
 from rose_backend.config import Activation
-from rose_backend.core import Float32Array, Lane, Request
+from rose_backend.core import FLOAT, Float32Array, Lane, Request, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
 from rose_backend.packer import TokenPacker
@@ -24,6 +24,7 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
+from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
 from rose_ensemble.scores import scores_of
 from rose_ensemble.work import NO_STAMP, Work
 
@@ -41,6 +42,7 @@ class TritonPythonModel:
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance
         self._normalize = instance.config.head.normalize
+        self._outputs = OutputRules(instance.config.head, instance.matryoshka.dim)
         self._engine = RoseEngine(instance.config)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
@@ -50,7 +52,7 @@ class TritonPythonModel:
         self._service = RoseService(
             self._engine,
             TokenPacker(self._engine.token_budget, instance.config.max_sequences),
-            Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields),
+            Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields, self._engine.pools_spans),
             self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
@@ -89,16 +91,22 @@ class TritonPythonModel:
         work = Work.unpack(request.inputs()[0].as_numpy())
         b, n = work.shape
 
-        def reply(outcome: Float32Array | RoseError) -> None:
+        def reply(outcome: Results | RoseError) -> None:
             if isinstance(outcome, RoseError):
                 _send_error(sender, outcome)
                 return
             if scoring is not None:
-                _send_scores(sender, outcome.reshape(b, n), scoring.activation, raw=options.raw_scores)
+                _send_scores(sender, outcome[FLOAT].reshape(b, n), scoring.activation, raw=options.raw_scores)
                 return
-            vectors = np.ascontiguousarray(outcome[:, :dims]) if dims else outcome
-            tensor = pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))
-            sender.send(pb_utils.InferenceResponse([tensor]), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            if queued.outputs is FLOAT:
+                vectors = outcome[FLOAT]
+                vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
+                tensors = [pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))]
+            else:
+                heads, lsb_first = self._outputs.head.tokens, options.bit_order == "lsb"
+                found = tensors_of(queued, outcome, (b, n), heads, lsb_first=lsb_first)
+                tensors = [pb_utils.Tensor(name, values) for name, values in found]
+            sender.send(pb_utils.InferenceResponse(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
         queued = Request(
             work.input_ids,
@@ -109,7 +117,11 @@ class TritonPythonModel:
             is_cancelled=sender.is_cancelled,
             dims=dims,
             fields=work.fields,
+            spans=work.spans,
         )
+        if options.outputs != ("float",):
+            queued.outputs = forms_of(options.outputs)
+            self._outputs.check(queued)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
         timeout = request.timeout()  # microseconds; 0: none

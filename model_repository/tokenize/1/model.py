@@ -18,7 +18,7 @@ from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.score_step import ScoreInput, ScoreStep
-from rose_ensemble.texts import TextLimits, decode_texts, read_token_input
+from rose_ensemble.texts import TextLimits, decode_texts, read_chunk_counts, read_token_input
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 
@@ -68,17 +68,20 @@ class TritonPythonModel:
                 query, documents = (inputs[name].as_numpy() for name in ("QUERY", "DOCUMENT"))
                 return ScoreInput.read(query, documents, options, arrival_stamp(), self._step.limits)
             text, ids, lengths = (inputs.get(name) for name in ("TEXT", "TOKEN_IDS", "TOKEN_LENGTHS"))
+            chunks = inputs.get("CHUNK_COUNTS")
             limits = self._step.limits
             if text is not None and ids is None and lengths is None:
                 texts = text.as_numpy()
-                return TokenizeInput(decode_texts(texts, limits), texts.shape, options, arrival_stamp())
-            if text is None and ids is not None and lengths is not None:
+                content = decode_texts(texts, limits)
+                counts = None if chunks is None else read_chunk_counts(chunks.as_numpy(), len(content))
+                return TokenizeInput(content, texts.shape, options, arrival_stamp(), counts)
+            if text is None and ids is not None and lengths is not None and chunks is None:
                 counts = lengths.as_numpy()
-                content = read_token_input(ids.as_numpy(), counts, self._step.checkpoint.vocab_size, limits)
-                return TokenizeInput(content, counts.shape, options, arrival_stamp())
+                tokens = read_token_input(ids.as_numpy(), counts, self._step.checkpoint.vocab_size, limits)
+                return TokenizeInput(tokens, counts.shape, options, arrival_stamp())
         except RoseError as error:
             return error
-        return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS")
+        return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS; CHUNK_COUNTS goes with TEXT")
 
 
 def _response(outcome: TokenizeOutput | RoseError) -> Any:

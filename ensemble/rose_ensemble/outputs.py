@@ -1,0 +1,137 @@
+"""The forms of vectors that requests may ask for: parameter `outputs`, and the tensors that carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rose_backend.config import HeadConfig, TokenHeads
+from rose_backend.core import Float32Array, Int32Array, Output, Request, Results
+from rose_backend.errors import InvalidArgumentError
+from rose_ensemble.int8_ranges import RANGES_FILE
+from rose_ensemble.token_heads import SPARSE_FILE
+
+FORMS = {
+    "float": Output.FLOAT,
+    "int8": Output.INT8,
+    "binary": Output.BINARY,
+    "sparse": Output.SPARSE,
+    "token": Output.TOKEN,
+}
+_TENSORS = {Output.FLOAT: "EMBEDDING", Output.INT8: "EMBEDDING_INT8", Output.BINARY: "EMBEDDING_BINARY"}
+
+_REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
+
+
+@dataclass(frozen=True)
+class OutputRules:
+    """What a checkpoint's vectors can be turned into.
+
+    Attributes:
+        head: of the checkpoint.
+        dim: of a whole vector.
+    """
+
+    head: HeadConfig
+    dim: int
+
+    def check(self, request: Request) -> None:
+        """Refuse forms that the request's vectors do not have.
+
+        Raises:
+            InvalidArgumentError: names the parameter and what is missing.
+        """
+        if request.outputs & Output.SPARSE and self.head.tokens.sparse is None:
+            raise InvalidArgumentError(f"parameter 'outputs' has sparse, but this checkpoint has no {SPARSE_FILE}")
+        if request.spans is not None and request.outputs & (Output.SPARSE | Output.TOKEN):
+            raise InvalidArgumentError("parameter 'outputs' has sparse or token, which chunks of documents do not have")
+        dims = request.dims or self.dim
+        if request.outputs & Output.BINARY and dims % 8:
+            raise InvalidArgumentError(
+                f"parameter 'outputs' has binary, but {dims} elements do not fill bytes of 8 bits"
+            )
+        if request.outputs & Output.INT8:
+            self._check_int8(request, dims)
+
+    def _check_int8(self, request: Request, dims: int) -> None:
+        if self.head.tanh_codes:
+            if request.normalize:
+                raise InvalidArgumentError(
+                    "parameter 'normalize' is true, but this checkpoint's int8 codes are made of vectors as they are"
+                )
+            return
+        known = {ranges.scaling for ranges in self.head.ranges}
+        if not known:
+            raise InvalidArgumentError(
+                f"parameter 'outputs' has int8, but this checkpoint has no {RANGES_FILE}; `rose calibrate` makes one"
+            )
+        if request.scaling not in known:
+            scaled = "scaled to unit length" if request.normalize else "not scaled"
+            raise InvalidArgumentError(
+                f"parameter 'outputs' has int8, but {RANGES_FILE} has no ranges for {dims} elements that are {scaled}"
+            )
+
+
+def forms_of(names: tuple[str, ...]) -> Output:
+    """The forms with these names."""
+    forms = Output(0)
+    for name in names:
+        forms |= FORMS[name]
+    return forms
+
+
+def tensors_of(
+    request: Request, results: Results, shape: tuple[int, int], tokens: TokenHeads, *, lsb_first: bool
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Names and contiguous arrays of what a request asked for.
+
+    Args:
+        request: which forms, how many elements.
+        results: its vectors.
+        shape: the client's b and n.
+        tokens: the checkpoint's heads for single tokens.
+        lsb_first: whether the first of 8 signs goes to the lowest bit instead of the highest.
+
+    Returns:
+        Vectors as `[b, n, ...]`, cut to the request's dimensions. Of tokens, those of all texts back to back,
+        `[1, ...]`, and how many each text has, `[b, n]` int32.
+    """
+    for form, name in _TENSORS.items():
+        if not request.outputs & form:
+            continue
+        values, dims = results[form], request.dims
+        if form is Output.BINARY:
+            dims //= 8
+            values = _REVERSED[values] if lsb_first else values
+        values = np.ascontiguousarray(values[:, :dims]) if dims else values
+        yield name, values.reshape(*shape, -1)
+    if request.outputs & Output.TOKEN:
+        vectors, lengths = results[Output.TOKEN], request.lengths
+        if tokens.multi_vector is not None:  # of all tokens but the first
+            vectors, lengths = np.delete(vectors, request.offsets[:-1], axis=0), lengths - 1
+        yield "TOKEN_EMBEDDING", np.ascontiguousarray(vectors)[None]
+        yield "TOKEN_EMBEDDING_LENGTHS", lengths.reshape(shape)
+    if request.outputs & Output.SPARSE:
+        ids, weights, counts = _sparse(request, results[Output.SPARSE][:, 0], tokens.weightless)
+        yield "SPARSE_INDEX", ids[None]
+        yield "SPARSE_WEIGHT", weights[None]
+        yield "SPARSE_LENGTHS", counts.reshape(shape)
+
+
+def _sparse(
+    request: Request, weights: Float32Array, weightless: tuple[int, ...]
+) -> tuple[Int32Array, Float32Array, Int32Array]:
+    """Token ids with a weight, in ascending order, the weights, and how many each sequence has."""
+    sequences = np.repeat(np.arange(request.num_sequences), request.lengths)
+    kept = (weights > 0) & ~np.isin(request.input_ids, weightless)
+    ids, weights, sequences = request.input_ids[kept], weights[kept], sequences[kept]
+    order = np.lexsort((-weights, ids, sequences))  # of equal tokens of a sequence the heaviest comes first
+    ids, weights, sequences = ids[order], weights[order], sequences[order]
+    first = np.ones(len(ids), np.bool_)
+    first[1:] = (ids[1:] != ids[:-1]) | (sequences[1:] != sequences[:-1])
+    counts = np.bincount(sequences[first], minlength=request.num_sequences).astype(np.int32)
+    return ids[first], weights[first], counts
