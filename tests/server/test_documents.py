@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from transformers import Qwen3Model
 from rose_client import AsyncRoseClient, ChunkLimits, EmbedOptions, RequestError, RoseClient
 from rose_ensemble.server_process import Endpoints
 from tests.support.contextual import SEPARATOR, contextual_vectors, make_contextual
+from tests.support.gateways import running_gateway
 from tests.support.oracle import Oracle
 from tests.support.serving import Serving, serving
 from tests.support.vectors import assert_close
@@ -84,6 +87,23 @@ def test_refusals(served: Serving, documents: list[list[str]], options: EmbedOpt
         client.contextual(documents, **options)
     assert refused.value.status == "INVALID_ARGUMENT"
     assert words in refused.value.message
+
+
+def test_the_gateway(served: Serving, folder: Path, model: Qwen3Model) -> None:
+    expected = contextual_vectors(folder, model, _DOCUMENTS)
+    with running_gateway(served.grpc) as gateway:
+
+        def rows(**fields: Any) -> list[bytes]:
+            answer = gateway.post("/v1/contextualizedembeddings", json={"input": _DOCUMENTS, **fields})
+            documents = answer.json()["data"]
+            assert [len(document["data"]) for document in documents] == [3, 1, 3, 3]
+            return [base64.b64decode(entry["embedding"]) for document in documents for entry in document["data"]]
+
+        codes = np.stack([np.frombuffer(row, np.int8) for row in rows()])
+        assert np.abs(codes - np.rint(127 * np.tanh(expected))).max() <= 1
+        packed = np.stack([np.frombuffer(row, np.uint8) for row in rows(encoding_format="base64_binary")])
+        sure = (np.abs(expected) > 1e-4) | (expected == 0)
+        assert (np.unpackbits(packed, axis=1, bitorder="little") == (expected >= 0))[sure].all()
 
 
 def test_late_chunking_of_a_common_checkpoint(server: Endpoints, oracle: Oracle) -> None:

@@ -208,10 +208,37 @@ def test_tei_errors(gateway: httpx.Client, body: Any, status: int, kind: str) ->
     assert answer.json()["error_type"] == kind
 
 
-def test_tei_token_vectors_are_refused(gateway: httpx.Client) -> None:
-    answer = gateway.post("/embed_all", json={"inputs": "tea"})
+def test_tei_token_vectors(gateway: httpx.Client, oracle: Oracle) -> None:
+    found = gateway.post("/embed_all", json={"inputs": [HARBOUR, "tea"]}).json()
+    for text, vectors in zip([HARBOUR, "tea"], found, strict=True):
+        assert_close(vectors, oracle.model.encode(text, output_value="token_embeddings").cpu().numpy())
+    assert len(gateway.post("/embed_all", json={"inputs": "tea"}).json()) == 1
+
+
+def test_tei_weights_that_no_model_here_has(gateway: httpx.Client) -> None:
+    answer = gateway.post("/embed_sparse", json={"inputs": "tea"})
     assert answer.status_code == 424
-    assert answer.json() == {"error": "model 'embed' has no vectors of single tokens", "error_type": "Backend"}
+    assert answer.json()["error_type"] == "Backend"
+    assert "this checkpoint has no sparse_linear.pt" in answer.json()["error"]
+
+
+def test_documents_in_chunks(gateway: httpx.Client, oracle: Oracle) -> None:
+    path, documents = "/v1/contextualizedembeddings", [["Tides turn twice", " a day at the harbour wall."], ["tea"]]
+    body = {"input": documents, "encoding_format": "float", "late_chunking": True}
+    reply = gateway.post(path, json=body).json()
+    assert [(entry["object"], entry["index"]) for entry in reply["data"]] == [("list", 0), ("list", 1)]
+    assert [[entry["index"] for entry in document["data"]] for document in reply["data"]] == [[0, 1], [0]]
+    hidden = oracle.model.encode("".join(documents[0]), output_value="token_embeddings").cpu().numpy()
+    means = np.stack([hidden[:4].mean(0), hidden[4:].mean(0)])  # [CLS] tides turn twice | ...
+    found = [[entry["embedding"] for entry in document["data"]] for document in reply["data"]]
+    assert_close(found[0], means / np.linalg.norm(means, axis=1, keepdims=True))
+    assert_close(found[1], oracle.vectors(["tea"]))
+    assert reply["usage"]["prompt_tokens"] == len(hidden) + 3
+    assert "not trained on documents in chunks" in _openai_error(
+        gateway.post(path, json={"input": documents, "encoding_format": "float"})
+    )
+    for value, words in (([], "input is empty"), ([["tea"], []], "input[1] is empty"), (["tea"], "input.0")):
+        assert words in _openai_error(gateway.post(path, json={"input": value}))
 
 
 def _cosines(oracle: Oracle, query: str, documents: list[str]) -> np.ndarray:
@@ -321,8 +348,16 @@ def test_health_and_metrics(gateway: httpx.Client) -> None:
 def test_every_route_is_documented(gateway: httpx.Client) -> None:
     paths = gateway.get("/openapi.json").json()["paths"]
     assert set(paths) == {
-        *("/v1/embeddings", "/v1/models", "/v1/models/{model}", "/v1/rerank", "/v2/rerank", "/v2/embed"),
-        *("/embed", "/embed_all", "/rerank", "/similarity", "/tokenize", "/info"),
+        *(
+            "/v1/embeddings",
+            "/v1/contextualizedembeddings",
+            "/v1/models",
+            "/v1/models/{model}",
+            "/v1/rerank",
+            "/v2/rerank",
+            "/v2/embed",
+        ),
+        *("/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity", "/tokenize", "/info"),
         *("/health", "/health/live", "/health/ready", "/metrics", "/status.json"),
     }
     assert "swagger" in gateway.get("/docs").text.lower()
@@ -371,7 +406,7 @@ def test_status_page_in_a_browser(gateway: httpx.Client, tmp_path: Path, hash_: 
     )
     page = done.stdout
     assert re.search(r'id="state">as of ', page), page[-3000:]
-    assert re.search(r"<td>embed</td><td>embed</td><td>EMBEDDING, TOKEN_COUNT</td>", page)
+    assert re.search(r"<td>embed</td><td>embed</td><td>EMBEDDING, [A-Z0-9_, ]*TOKEN_COUNT[A-Z_, ]*</td>", page)
     assert "rose @ " in page
     result = page[page.index('id="result"') :]
     assert shown in result

@@ -18,6 +18,7 @@ from rose_client.cli.main import app
 from rose_ensemble.server_process import Endpoints
 from tests.support.bge_m3 import assert_flag_embedding, flag_embedding, make_m3
 from tests.support.cases import HARBOUR
+from tests.support.gateways import running_gateway
 from tests.support.library import HIDDEN, alone, edit_json, library, save_with_library
 from tests.support.oracle import Oracle
 from tests.support.serving import Serving, serving
@@ -152,6 +153,15 @@ def test_the_heads_of_bge_m3_in_one_pass(tmp_path: Path) -> None:
                 _, weights, expected = flag_embedding(tmp_path / "m3", model, text)
                 assert sparse.index.tolist() == sorted(weights)
                 assert np.allclose(sparse.weight, [weights[token] for token in sorted(weights)], atol=1e-5)
+                assert_close(vectors, expected)
+        with running_gateway(served.grpc) as gateway:
+            weighed, tokens = (gateway.post(path, json={"inputs": texts}) for path in ("/embed_sparse", "/embed_all"))
+            for text, sparse, vectors in zip(texts, weighed.json(), tokens.json(), strict=True):
+                _, weights, expected = flag_embedding(tmp_path / "m3", model, text)
+                assert [entry["index"] for entry in sparse] == sorted(weights)
+                assert np.allclose(
+                    [entry["value"] for entry in sparse], [weights[i] for i in sorted(weights)], atol=1e-5
+                )
                 assert_close(vectors, expected)
 
 

@@ -20,6 +20,7 @@ from rose_client.gateway.errors import GatewayError, error_response, of_validati
 from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.gateway.openai_routes import openai_routes
 from rose_client.gateway.operations_routes import operations_routes
+from rose_client.gateway.perplexity_routes import perplexity_routes
 from rose_client.gateway.readiness import Readiness
 from rose_client.gateway.service import Service
 from rose_client.gateway.shell import Shell, describe_security
@@ -86,6 +87,7 @@ def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, 
         service = Service(config)
         routers = (
             openai_routes(service),
+            perplexity_routes(service),
             cohere_routes(service),
             tei_routes(service, Vocabularies(service.models)),
             operations_routes(Readiness(service.models), metrics, Status(service.models, metrics, config.metrics_urls)),

@@ -17,6 +17,7 @@ _ELEMENT = re.compile(r"TEXT element (\d+)")
 _FULL = re.compile(r"queue is full|maximum queue size", re.IGNORECASE)
 _EXPIRED = re.compile(r"timeout expired", re.IGNORECASE)
 _TOO_LARGE = re.compile(r"message larger than", re.IGNORECASE)
+_LACKS = re.compile(r"but this checkpoint has no ")
 _WHERE = re.compile(r"^in ensemble '[^']*', (?:\[request id: [^\]]*\] )?")
 _SOON = 1.0  # seconds after which to come back where the server has no idea
 
@@ -24,7 +25,7 @@ INPUT_FORMS = "a string, a list of strings, a list of token ids, or a list of li
 _TELLING = ("greater_than_equal", "less_than")  # right in kind, wrong in value
 
 _TEI_ROUTES = frozenset(
-    {"/", "/embed", "/embed_all", "/rerank", "/similarity", "/tokenize", "/info", "/health", "/ping"}
+    {"/", "/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity", "/tokenize", "/info", "/health", "/ping"}
 )
 _COHERE_ROUTES = frozenset({"/v1/rerank", "/v2/rerank", "/v2/embed"})
 _TEI_TYPES = {400: "Empty", 401: "Unauthorized", 413: "Validation", 422: "Validation", 424: "Backend"}
@@ -77,7 +78,7 @@ class GatewayError(Exception):
         """
         message = _ELEMENT.sub(lambda found: f"{field}[{found[1]}]", _WHERE.sub("", error.message))
         if error.status == "INVALID_ARGUMENT":
-            return cls.invalid(message)
+            return cls.unsupported(message) if _LACKS.search(message) else cls.invalid(message)
         if error.status == "DEADLINE_EXCEEDED" or (error.status == "UNAVAILABLE" and _EXPIRED.search(message)):
             return cls(504, "deadline_exceeded", message)
         if error.status == "RESOURCE_EXHAUSTED" and _TOO_LARGE.search(message):

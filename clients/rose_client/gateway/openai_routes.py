@@ -14,6 +14,7 @@ from rose_client.gateway.replies import base64_rows, json_response
 from rose_client.gateway.service import EmbedRequest, Service
 from rose_client.wire import Embeddings, EmbedOptions
 
+Encoding = Literal["float", "base64", "base64_int8", "base64_binary"]
 _OUTPUTS = {"float": "float", "base64": "float", "base64_int8": "int8", "base64_binary": "binary"}
 
 
@@ -24,7 +25,7 @@ class EmbeddingsBody(BaseModel):
 
     input: Inputs
     model: StrictStr | None = None
-    encoding_format: Literal["float", "base64", "base64_int8", "base64_binary"] = "float"
+    encoding_format: Encoding = "float"
     dimensions: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     user: StrictStr | None = None
     prompt_name: StrictStr | None = None
@@ -36,7 +37,7 @@ class EmbeddingsBody(BaseModel):
 
     def options(self) -> EmbedOptions:
         """What was given, as the servers know it."""
-        options: EmbedOptions = {}
+        options = encoding_options(self.encoding_format)
         if self.dimensions is not None:
             options["dimensions"] = self.dimensions
         if self.prompt_name is not None:
@@ -51,11 +52,6 @@ class EmbeddingsBody(BaseModel):
             options["truncate"] = self.truncate
         if self.truncation_direction is not None:
             options["truncation_direction"] = self.truncation_direction
-        outputs = _OUTPUTS[self.encoding_format]
-        if outputs != "float":
-            options["outputs"] = [outputs]
-        if outputs == "binary":
-            options["bit_order"] = "lsb"
         return options
 
 
@@ -111,7 +107,7 @@ def openai_routes(service: Service) -> APIRouter:
         model, answer = await service.embed(wanted, context)
         data = [
             {"object": "embedding", "index": index, "embedding": embedding}
-            for index, embedding in enumerate(_encoded(answer, body.encoding_format))
+            for index, embedding in enumerate(encoded(answer, body.encoding_format))
         ]
         tokens = int(answer.token_counts.sum())
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -134,7 +130,16 @@ def _entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "rose"}
 
 
-def _encoded(answer: Embeddings, encoding: str) -> Any:
+def encoding_options(encoding: Encoding) -> EmbedOptions:
+    """What an encoding needs, as the servers know it."""
+    output = _OUTPUTS[encoding]
+    if output == "float":
+        return {}
+    return {"outputs": [output], "bit_order": "lsb"} if output == "binary" else {"outputs": [output]}
+
+
+def encoded(answer: Embeddings, encoding: Encoding) -> Any:
+    """Vectors for JSON: rows of numbers, or a string each."""
     if encoding == "base64":
         return base64_rows(answer.vectors)
     if encoding == "base64_int8":

@@ -27,12 +27,14 @@ class EmbedRequest:
         model: its name; None for the default.
         options: as the servers know them.
         field: what the route calls the texts, for messages.
+        counts: how many of the texts form each document; empty: each is on its own.
     """
 
     items: Sequence[Item]
     model: str | None = None
     options: EmbedOptions = field(default_factory=EmbedOptions)
     field: str = "input"
+    counts: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class Service:
         self._check_outputs(model, request.options)
         exchange = EmbedExchange(model.name, {**request.options, **context.trace}, context.request_id)
         with _told(context, request.items, request.field):
-            answer = join_embeddings(await model.client.exchange(request.items, exchange))
+            answer = join_embeddings(await model.client.exchange(request.items, exchange, counts=request.counts))
         context.num_tokens += int(answer.token_counts.sum())
         return model, answer
 

@@ -15,7 +15,7 @@ from rose_client.gateway.inputs import Inputs, check_count, read_inputs, read_te
 from rose_client.gateway.replies import json_response
 from rose_client.gateway.service import EmbedRequest, ScoreRequest, Service
 from rose_client.gateway.vocabulary import Vocabularies
-from rose_client.wire import EmbedOptions
+from rose_client.wire import Embeddings, EmbedOptions
 
 Direction = Literal["Left", "Right", "left", "right"]
 
@@ -57,10 +57,17 @@ class TeiEmbedBody(TeiOptions):
 
 
 class TeiTokenBody(TeiOptions):
-    """Texts whose tokens' vectors are wanted."""
+    """Texts of which something is wanted for each token."""
 
     inputs: Inputs
     model: StrictStr | None = None
+
+
+class Weight(BaseModel):
+    """What one token weighs."""
+
+    index: int
+    value: float
 
 
 class TeiRerankBody(BaseModel):
@@ -126,6 +133,12 @@ def tei_routes(service: Service, vocabularies: Vocabularies) -> APIRouter:
     router = APIRouter(tags=["text-embeddings-inference"])
     limit = service.config.max_inputs
 
+    async def of_tokens(body: TeiTokenBody, output: str, context: Context) -> Embeddings:
+        items = read_inputs(body.inputs, "inputs", limit)
+        options: EmbedOptions = {**body.options(), "outputs": [output]}
+        _, answer = await service.embed(EmbedRequest(items, body.model, options, "inputs"), context)
+        return answer
+
     @router.post("/embed", response_model=list[list[float]])
     @router.post("/", response_model=list[list[float]], include_in_schema=False)
     async def embed(body: TeiEmbedBody, context: RequestContext) -> Response:
@@ -135,10 +148,20 @@ def tei_routes(service: Service, vocabularies: Vocabularies) -> APIRouter:
         return json_response(answer.vectors, timing_headers(context))
 
     @router.post("/embed_all", response_model=list[list[list[float]]])
-    async def embed_all(body: TeiTokenBody) -> Response:
-        """Refuse: no model here gives the vectors of single tokens."""
-        model = await service.models.get(body.model)
-        raise GatewayError.unsupported(f"model {model.name!r} has no vectors of single tokens", "inputs")
+    async def embed_all(body: TeiTokenBody, context: RequestContext) -> Response:
+        """Give a vector of each token, special ones included."""
+        answer = await of_tokens(body, "token", context)
+        return json_response(answer.tokens, timing_headers(context))
+
+    @router.post("/embed_sparse", response_model=list[list[Weight]])
+    async def embed_sparse(body: TeiTokenBody, context: RequestContext) -> Response:
+        """Weigh the tokens of texts, where the model does; `index` is a token id, ascending."""
+        answer = await of_tokens(body, "sparse", context)
+        reply = [
+            [{"index": index, "value": value} for index, value in zip(text.index, text.weight, strict=True)]
+            for text in answer.sparse
+        ]
+        return json_response(reply, timing_headers(context))
 
     @router.post("/rerank", response_model=list[Rank], response_model_exclude_none=True)
     async def rerank(body: TeiRerankBody, context: RequestContext) -> Response:
