@@ -16,9 +16,9 @@ serve: $(VENV)/.server
 # Two at a time where nothing is timed: most tests wait for servers to start.
 test: $(VENV)/.dev lint
 	@$(BIN)/pytest -m "not alone and not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
-	@$(BIN)/pytest -m alone tests/server
+	@$(BIN)/pytest -m "alone and not slow" tests/server
 
-test-all: $(VENV)/.dev lint
+test-all: $(VENV)/.all lint
 	@$(BIN)/pytest
 
 lint: $(VENV)/.dev
@@ -34,12 +34,12 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python loadtests/cpu_throughput.py
 
-docs: $(VENV)/.dev
+docs: $(VENV)/.all
 	@$(BIN)/python tools/config_reference.py
 	@$(BIN)/python -m mkdocs build --strict
 
 # Online queries at rising rates, bulk jobs beside them and a day in a minute, against a server of its own; a report.
-loadtest: $(VENV)/.dev
+loadtest: $(VENV)/.all
 	@$(BIN)/python loadtests/loadtest.py mix
 
 $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
@@ -47,6 +47,10 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.server
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev
+	@touch $@
+
+$(VENV)/.all: $(VENV)/.dev
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev,loadtest,deploy,docs
 	@touch $@
 

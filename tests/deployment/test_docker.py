@@ -115,6 +115,7 @@ def _health(address: str) -> int:
     return subprocess.run(command, env=environment, capture_output=True, timeout=30).returncode
 
 
+@pytest.mark.slow
 def test_health_check_sees_an_unloaded_model(server: Endpoints) -> None:
     http = TritonHttp(server.host, server.http_port)
     assert _health(server.http) == 0

@@ -141,6 +141,7 @@ def test_two_servers_share_a_call(
         pytest.param(_asyncio, signal.SIGKILL, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_one_of_two_servers_ends_on_the_way(
     run: Run, number: signal.Signals, server: Endpoints, doomed: ServerProcess, long_vectors: npt.NDArray[np.float32]
 ) -> None:
@@ -156,6 +157,7 @@ def test_one_of_two_servers_ends_on_the_way(
         assert_close(call.result().vectors, long_vectors)
 
 
+@pytest.mark.slow
 def test_a_dead_stub_is_escaped(server: Endpoints, doomed: ServerProcess, tmp_path: Path, whole: Embeddings) -> None:
     """Triton leaves the model's process dead and the model ready: only its answers tell."""
     (stub,) = (pid for pid in processes_mentioning(tmp_path / "repository" / "tokenize") if pid != doomed.pid)

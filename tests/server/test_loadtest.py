@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("locust", reason="pip install 'rose-on-triton[loadtest]'")
+
 from loadtests.traffic.running import LoadError, Target, run_plan
 from loadtests.traffic.samples import BULK, OK, ONLINE, read_samples
 from rose_ensemble.server_process import Endpoints
@@ -24,6 +26,7 @@ _LOADTESTS = Path(__file__).parents[2] / "loadtests"
 _PLAN = "2x10,2x10+bulk"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["grpc", "http"])
 def test_everything_sent_is_answered_and_counted(server: Endpoints, counters: Counters, kind: str) -> None:
     sequences, tokens = counters.read("rose_sequences_total"), counters.read("rose_tokens_total")
@@ -39,6 +42,7 @@ def test_everything_sent_is_answered_and_counted(server: Endpoints, counters: Co
     assert run.readings[-1].tokens >= run.readings[0].tokens
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_there_fails_and_is_not_called_busy(server: Endpoints) -> None:
     run = run_plan(Target("grpc", server.grpc, "nobody"), "2x10")
     assert {sample.outcome for sample in run.samples} == {"failed"}
@@ -51,6 +55,7 @@ def test_a_server_that_is_not_there_fails_and_is_not_called_busy() -> None:
     assert {sample.outcome for sample in run.samples} == {"failed"}
 
 
+@pytest.mark.slow
 def test_a_bad_plan_is_named_before_anything_runs(server: Endpoints) -> None:
     with pytest.raises(ValueError, match="plan part 'x'"):
         run_plan(Target("grpc", server.grpc, "embed"), "x")

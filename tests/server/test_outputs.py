@@ -130,6 +130,7 @@ def test_refusals(served: Serving, options: EmbedOptions, words: str | None) -> 
     assert words in refused.value.message
 
 
+@pytest.mark.slow
 def test_the_heads_of_bge_m3_in_one_pass(tmp_path: Path) -> None:
     model = make_m3(tmp_path / "m3")
     texts = ["tea tea pot", "harbour", "", "a stone wall stone rope stone"]

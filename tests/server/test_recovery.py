@@ -84,6 +84,7 @@ def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: s
 @pytest.mark.parametrize(
     "model", ["rose", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tokenize", "embed"))]
 )
+@pytest.mark.slow
 def test_reload_under_load_loses_nothing(served: Serving, oracle: Oracle, model: str) -> None:
     """A changed file makes Triton load again; requests meanwhile wait or are answered by the old processes."""
     changed = "1/model.py" if model != "embed" else "config.pbtxt"
@@ -114,6 +115,7 @@ def test_reload_under_load_loses_nothing(served: Serving, oracle: Oracle, model:
         wait_until(lambda: not Path(f"/proc/{old}").exists(), "the old process is gone")
 
 
+@pytest.mark.slow
 def test_a_model_unloaded_on_purpose_stays_unloaded(served: Serving) -> None:
     http, admin = RawHttp(served.http), TritonHttp(*_address(served.http))
     failures = served.log.count("model failed")
@@ -161,6 +163,7 @@ def test_unrecoverable_failure_ends_the_server(minilm: Path, tmp_path: Path) -> 
         assert "model.safetensors" in last
 
 
+@pytest.mark.slow
 def test_a_server_killed_from_outside_ends_the_command(tmp_path: Path) -> None:
     """With work under way, whose answers nobody will take: no process may be left that waits for that."""
     with serving(tmp_path, "--probe-interval=0.5") as served, ThreadPoolExecutor(1) as pool:

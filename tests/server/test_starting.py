@@ -44,6 +44,7 @@ def _has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_checked_in_repository_under_plain_tritonserver(oracle: Oracle, tmp_path: Path) -> None:
     server, ports = find_server(), Endpoints.free("127.0.0.1")
     command = [

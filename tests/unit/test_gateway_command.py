@@ -53,6 +53,7 @@ def test_keys_of_a_file_and_the_environment(fake: FakeTriton, tmp_path: Path) ->
     assert "alpha" not in (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_workers_share_a_port_and_count_together(fake: FakeTriton, tmp_path: Path) -> None:
     command = rose_command("gateway", f"--url={fake.url}", "--port=0", "--workers=2")
     with running(command, tmp_path / "log", {"TMPDIR": str(tmp_path)}) as process:

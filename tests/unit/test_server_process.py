@@ -126,6 +126,7 @@ def test_a_signal_is_passed_on_and_handlers_are_put_back(tmp_path: Path, number:
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.slow
 def test_a_server_that_holds_only_abandoned_processes_is_ended(tmp_path: Path) -> None:
     """Two model processes: the abandoned one stays for ever, the other for as long as it has work."""
     old, new = (stub_command(tmp_path, model) for model in ("old", "new"))
