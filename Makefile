@@ -13,9 +13,11 @@ demo: $(VENV)/.server
 serve: $(VENV)/.server
 	@$(BIN)/rose serve
 
-# Two at a time where nothing is timed: most tests wait for servers to start.
+# Three at a time on two cores where nothing is timed: most tests wait for servers to start.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n + 1 < 4 ? n + 1 : 4)))
+
 test: $(VENV)/.dev lint
-	@$(BIN)/pytest -m "not alone and not slow" --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile
 	@$(BIN)/pytest -m "alone and not slow" tests/server
 
 test-all: $(VENV)/.all lint
@@ -46,9 +48,9 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.server
+$(VENV)/.dev: pyproject.toml tools/find_python.sh tools/install.sh
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev
-	@touch $@
+	@touch $(VENV)/.server $@
 
 $(VENV)/.all: $(VENV)/.dev
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,dev,loadtest,deploy,docs

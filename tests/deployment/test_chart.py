@@ -6,13 +6,13 @@ import re
 from itertools import product
 from typing import Any
 
-import jsonschema
 import pytest
-import yaml
 
 from tests.deployment.conftest import CHART
 
 helm = pytest.importorskip("helm_python.chart", reason="pip install 'rose-on-triton[deploy]'")
+jsonschema = pytest.importorskip("jsonschema", reason="pip install 'rose-on-triton[deploy]'")
+yaml = pytest.importorskip("yaml", reason="pip install 'rose-on-triton[deploy]'")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install 'rose-on-triton[deploy]'")
 
 _VERSIONS = ("1.28", "1.31", "1.34")

@@ -119,6 +119,7 @@ def test_requests_of_a_call(
 
 
 @_both_clients
+@pytest.mark.slow
 def test_two_servers_share_a_call(
     run: Run, server: Endpoints, second: Endpoints, counters: Counters, whole: Embeddings
 ) -> None:

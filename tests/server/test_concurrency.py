@@ -1,9 +1,11 @@
-"""Hundreds of requests of mixed sizes at once: every row reaches its own request and place."""
+"""A hundred and more requests of mixed sizes at once: every row reaches its own request and place."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+
+import pytest
 
 from rose_client import AsyncRoseClient
 from rose_ensemble.server_process import Endpoints
@@ -11,10 +13,10 @@ from tests.support.oracle import Oracle
 from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
 
-_REQUESTS = 300
+_REQUESTS = 150
 
 
-async def test_300_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
+async def test_150_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
     pool = make_texts(60, longest=9, seed=5)
     draw = random.Random(6)
     requests = [draw.choices(pool, k=draw.randint(1, 7)) for _ in range(_REQUESTS)]
@@ -25,6 +27,7 @@ async def test_300_requests_at_once(server: Endpoints, oracle: Oracle) -> None:
         assert answer.token_counts.tolist() == [len(oracle.model.tokenizer(text)["input_ids"]) for text in texts]
 
 
+@pytest.mark.slow
 def test_a_request_of_many_batches(server: Endpoints, oracle: Oracle) -> None:
     pool = make_texts(40, longest=60, seed=7)
     texts = random.Random(8).choices(pool, k=150)

@@ -21,6 +21,8 @@ from tests.support.serving import Serving, serving
 from tests.support.vectors import assert_close
 from tests.support.wire import RawGrpc, RawHttp, int_tensor, text_tensor
 
+pytestmark = pytest.mark.slow
+
 _DOCUMENTS = [
     ["tea pot", "the harbour wall", "a stone"],
     ["violin"],

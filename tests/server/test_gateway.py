@@ -392,6 +392,7 @@ def test_status(gateway: httpx.Client) -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium")
 @pytest.mark.parametrize(("hash_", "shown"), [("embed", "1.000"), ("rerank", "cosine")])
+@pytest.mark.slow
 def test_status_page_in_a_browser(gateway: httpx.Client, tmp_path: Path, hash_: str, shown: str) -> None:
     url = f"{str(gateway.base_url).rstrip('/')}/status#{hash_}"
     options = [

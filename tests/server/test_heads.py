@@ -20,6 +20,8 @@ from tests.support.serving import Serving, serving
 from tests.support.vectors import assert_close
 from tests.support.wire import RawGrpc, int_tensor
 
+pytestmark = pytest.mark.slow
+
 _TEXTS = [HARBOUR, "tea", "", "stone " * 60, "tea"]
 _DIM = 48
 

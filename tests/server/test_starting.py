@@ -121,6 +121,7 @@ def test_ipv6(oracle: Oracle, tmp_path: Path) -> None:
         assert Counters(f"http://{served.metrics}/metrics").read("nv_inference_count", model="embed") > 0
 
 
+@pytest.mark.slow
 def test_taken_port_and_missing_checkpoint_are_said_plainly(server: Endpoints, tmp_path: Path) -> None:
     base = [*_ROSE, "serve", "--repository", str(tmp_path)]
     for options, words in (

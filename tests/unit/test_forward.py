@@ -49,6 +49,7 @@ def _model(kind: str) -> torch.nn.Module:
 
 @pytest.mark.parametrize("pooling", list(PoolingMode), ids=lambda mode: mode.value)
 @pytest.mark.parametrize("kind", ["bert", "qwen3", "modernbert", "nomic_bert", "gemma3"])
+@pytest.mark.slow
 def test_more_than_a_thousand_tokens(tmp_path: Path, kind: str, pooling: PoolingMode) -> None:
     model = _model(kind)
     model.save_pretrained(tmp_path)

@@ -73,6 +73,7 @@ def test_a_missing_activation_is_tanh(tmp_path: Path, minilm: Path) -> None:
 
 
 @pytest.mark.parametrize("pooling", [*_MODES, ["cls", "mean", "lasttoken"]], ids=str)
+@pytest.mark.slow
 def test_prompts_that_are_not_pooled(tmp_path: Path, minilm: Path, pooling: str | Sequence[str]) -> None:
     folder = save_with_library(tmp_path, minilm, pooling=pooling, include_prompt=False, max_length=20)
     prompts = {"query": "harbour wall: ", "document": "", "joint": "harb", "long": "stone " * 30}
@@ -167,6 +168,7 @@ def test_input_types_with_a_default_prompt(tmp_path: Path, minilm: Path) -> None
 
 
 @pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.slow
 def test_dimensions_share_a_batch(tmp_path: Path, minilm: Path, normalize: bool) -> None:
     dense = [Dense(HIDDEN, 48, activation_function=torch.nn.Identity())]
     folder = save_with_library(tmp_path, minilm, dense=dense, normalize=normalize)

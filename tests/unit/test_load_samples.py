@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("matplotlib", reason="pip install 'rose-on-triton[loadtest]'")
+
 from loadtests.traffic.capacity import find_capacity
 from loadtests.traffic.metrics_page import read_page
 from loadtests.traffic.plan import Plan
