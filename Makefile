@@ -13,8 +13,8 @@ demo: $(VENV)/.server
 serve: $(VENV)/.server
 	@$(BIN)/rose serve
 
-# Three at a time on two cores where nothing is timed: most tests wait for servers to start.
-WORKERS ?= $(shell n=$$(nproc); echo $$((n + 1 < 4 ? n + 1 : 4)))
+# As many at a time as there are cores, from two to four, where nothing is timed: tests wait for servers to start.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 
 test: $(VENV)/.dev lint
 	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile

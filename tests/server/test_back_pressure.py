@@ -105,6 +105,7 @@ def test_the_next_request_is_served(narrow: Serving, oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.slow
 def test_through_the_gateway_it_is_429(narrow: Serving, oracle: Oracle, as_list: bool) -> None:
     """Every request is answered, right or refused with a time to come back; strings and lists alike."""
     texts = make_texts(200, longest=200, seed=37)

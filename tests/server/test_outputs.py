@@ -55,6 +55,7 @@ def _vectors(folder: Path, texts: list[str], dimensions: int | None) -> npt.NDAr
     return alone(bare, texts, truncate_dim=dimensions, normalize_embeddings=True)
 
 
+@pytest.mark.slow
 async def test_requests_that_differ_in_outputs_share_batches(served: Serving, folder: Path) -> None:
     ways = [
         EmbedOptions(),

@@ -58,7 +58,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     [
         ("rose", signal.SIGKILL),
         pytest.param("tokenize", signal.SIGKILL, marks=pytest.mark.slow),
-        ("tokenize", signal.SIGSTOP),
+        pytest.param("tokenize", signal.SIGSTOP, marks=pytest.mark.slow),
     ],
 )
 def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: signal.Signals) -> None:

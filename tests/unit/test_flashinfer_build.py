@@ -146,6 +146,7 @@ def _rose(*arguments: str) -> Result:
 
 
 @needs_cxx
+@pytest.mark.slow
 class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "names"),

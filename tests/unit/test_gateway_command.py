@@ -105,6 +105,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         require_packages()
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_server(fake: FakeTriton) -> None:
     server: Any = _Server(fake.port)
     with GatewayProcess(server, 0, None) as gateway:
@@ -115,6 +116,7 @@ def test_it_ends_with_its_server(fake: FakeTriton) -> None:
     assert processes_mentioning(f"--url={fake.url}") == []
 
 
+@pytest.mark.slow
 def test_its_end_ends_the_server(fake: FakeTriton) -> None:
     server: Any = _Server(fake.port)
     with GatewayProcess(server, 0, None) as gateway:
@@ -125,6 +127,7 @@ def test_its_end_ends_the_server(fake: FakeTriton) -> None:
             gateway.require_success()
 
 
+@pytest.mark.slow
 def test_a_gateway_that_cannot_start_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
