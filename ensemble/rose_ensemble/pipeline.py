@@ -7,7 +7,7 @@ from string import Template
 
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT
 from rose_ensemble.engine_settings import EngineSettings
-from rose_ensemble.score_configs import SCORE_ENSEMBLE, SCORE_ROSE, SCORE_TOKENIZE
+from rose_ensemble.score_configs import SCORE_CONTRACT, SCORE_ENSEMBLE
 
 # So large that a request with too many rows reaches our own check (TextLimits), whose message names the field.
 _MAX_BATCH_SIZE = 2**20
@@ -71,15 +71,12 @@ ensemble_scheduling {
 """)
 
 _TOKENIZE = Template("""\
-# Templates, tokenization, truncation and counting, on the CPU.
+# $work
 name: "$tokenize"
 backend: "python"
 max_batch_size: $max_batch_size
 input [
-  { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true allow_ragged_batch: true },
-  { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
-  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
-  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }
+$inputs
 ]
 output [
   { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] },
@@ -98,18 +95,10 @@ _ROSE = Template("""\
 name: "$rose"
 backend: "python"
 max_batch_size: $max_batch_size
-# b, n, arrival stamp (-1: now), flags, the b x n lengths, all token ids: see rose_ensemble/work.py.
+# b, n, arrival stamp (-1: now), flags, the b x n lengths, fields, all token ids: see rose_ensemble/work.py.
 input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
-# Of these, those that the parameter `outputs` asks for.
-output [
-  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
-  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] }
+${about_outputs}output [
+$outputs
 ]
 $batching
 # The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
@@ -117,6 +106,26 @@ instance_group [ $groups ]
 parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
 $settings
 """)
+
+_CONTRACT = {
+    "work": "Templates, tokenization, truncation and counting, on the CPU.",
+    "inputs": """\
+  { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "TOKEN_IDS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
+  { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }""",
+    "about_outputs": "# Of these, those that the parameter `outputs` asks for.\n",
+    "outputs": """\
+  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
+  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
+  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
+  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
+  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] }""",
+}
+"""Where the models of embedding checkpoints differ from those of rerankers (`SCORE_CONTRACT`)."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +183,11 @@ class Pipeline:
             "max_batch_size": _MAX_BATCH_SIZE,
             "batching": _TOGETHER if len(self.devices) == 1 else _ONE_BY_ONE,
         }
-        if self.scores:
-            return {
-                self.name: SCORE_ENSEMBLE.substitute(values),
-                self.tokenize_name: SCORE_TOKENIZE.substitute(values),
-                self.rose_name: SCORE_ROSE.substitute(values),
-            }
+        ensemble, contract = (SCORE_ENSEMBLE, SCORE_CONTRACT) if self.scores else (_ENSEMBLE, _CONTRACT)
         return {
-            self.name: _ENSEMBLE.substitute(values),
-            self.tokenize_name: _TOKENIZE.substitute(values),
-            self.rose_name: _ROSE.substitute(values),
+            self.name: ensemble.substitute(values),
+            self.tokenize_name: _TOKENIZE.substitute(values, **contract),
+            self.rose_name: _ROSE.substitute(values, **contract),
         }
 
 

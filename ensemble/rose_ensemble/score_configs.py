@@ -1,4 +1,4 @@
-"""`config.pbtxt` of a reranker's three models: where the scoring contract differs from the embedding one."""
+"""`config.pbtxt` of a reranker's models, where the scoring contract differs from the embedding one."""
 
 from __future__ import annotations
 
@@ -39,41 +39,14 @@ ensemble_scheduling {
 }
 """)
 
-SCORE_TOKENIZE = Template("""\
-# Pairs of a query and a document: templates, tokenization, truncation and counting, on the CPU.
-name: "$tokenize"
-backend: "python"
-max_batch_size: $max_batch_size
-input [
+SCORE_CONTRACT = {
+    "work": "Pairs of a query and a document: templates, tokenization, truncation and counting, on the CPU.",
+    "inputs": """\
   { name: "QUERY" data_type: TYPE_STRING dims: [ -1 ] allow_ragged_batch: true },
-  { name: "DOCUMENT" data_type: TYPE_STRING dims: [ -1 ] allow_ragged_batch: true }
-]
-output [
-  { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
-]
-# No queue delay: whatever waits goes in one call, and nothing waits for company.
-dynamic_batching { max_queue_delay_microseconds: 0 }
-instance_group [ { kind: KIND_CPU count: $tokenizers } ]
-parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
-parameters { key: "engine_model" value { string_value: "$rose" } }
-parameters { key: "engines" value { string_value: "$engines" } }
-""")
-
-SCORE_ROSE = Template("""\
-# The engine. It keeps its own queue: `execute` returns at once and answers come from the completer.
-name: "$rose"
-backend: "python"
-max_batch_size: $max_batch_size
-# b, n, arrival stamp (-1: now), flags, the b x n lengths, fields, all token ids: see rose_ensemble/work.py.
-input [ { name: "WORK" data_type: TYPE_INT32 dims: [ -1 ] allow_ragged_batch: true } ]
-output [
+  { name: "DOCUMENT" data_type: TYPE_STRING dims: [ -1 ] allow_ragged_batch: true }""",
+    "about_outputs": "",
+    "outputs": """\
   { name: "SCORE" data_type: TYPE_FP32 dims: [ -1 ] },
-  { name: "LOGIT" data_type: TYPE_FP32 dims: [ -1 ] }
-]
-$batching
-# The device is ours to choose, so the kind is MODEL; an instance reads its device from its group's name.
-instance_group [ $groups ]
-parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
-$settings
-""")
+  { name: "LOGIT" data_type: TYPE_FP32 dims: [ -1 ] }""",
+}
+"""What goes into `tokenize` and comes out of `rose`; the rest of both is as for embedding checkpoints."""
