@@ -20,11 +20,10 @@ Step = Callable[[Batch], LazyTensor]
 TYPICAL_LENGTH = 512
 """Tokens of the sequences that are timed, where the model allows."""
 
-_WORTH_DOUBLING = 1.03  # of the throughput; a batch twice as large keeps everybody waiting twice as long
+_WORTH_DOUBLING = 1.01  # of the throughput: what a measurement can tell
 _AS_FAST = 1.02  # times the eager time; a replay leaves the host, which a busy server needs, free
 _WARM_UPS = 2  # the second run of a shape may record it
 _LOAD_SECONDS = 1.0  # until a card runs as under load: out of idleness it is faster, above all with large batches
-_LONG_STEP_MS = 250.0  # what one batch may keep everybody else waiting; larger ones are not tried
 
 
 def synthetic_batch(num_tokens: int, length: int, vocab_size: int) -> Batch:
@@ -43,6 +42,7 @@ def measure(
     max_length: int,
     vocab_size: int,
     *,
+    longest_ms: float,
     rounds: int = 9,
     load_seconds: float = _LOAD_SECONDS,
 ) -> dict[int, float]:
@@ -50,9 +50,10 @@ def measure(
 
     Args:
         step: runs a batch.
-        sizes: in tokens, ascending; those after the first that takes too long to serve are left out.
+        sizes: in tokens, ascending; those after the first that takes too long are left out.
         max_length: of a sequence.
         vocab_size: token ids are below it.
+        longest_ms: what one batch may keep everybody else waiting.
         rounds: how often each size is timed.
         load_seconds: how long the device is kept busy before.
 
@@ -63,7 +64,7 @@ def measure(
     for size in sizes:
         batches[size] = synthetic_batch(size, min(size, TYPICAL_LENGTH, max_length), vocab_size)
         milliseconds = min(_timed(step, batches[size]) for _ in range(_WARM_UPS))
-        if milliseconds > _LONG_STEP_MS:
+        if milliseconds > longest_ms:
             return {known: _timed(step, batch) for known, batch in batches.items()}
     deadline = time.perf_counter() + load_seconds
     while time.perf_counter() < deadline:
@@ -79,16 +80,17 @@ def _timed(step: Step, batch: Batch) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-def knee(times: Mapping[int, float]) -> int:
+def knee(times: Mapping[int, float], longest_ms: float) -> int:
     """Up to where every doubling of a batch still wins throughput, and no batch takes longer than allowed.
 
     Args:
         times: milliseconds by number of tokens, each about twice the one before; not empty.
+        longest_ms: what one batch may keep everybody else waiting; the smallest may all the same.
     """
     sizes = sorted(times)
     best = sizes[0]
     for size in sizes[1:]:
-        if times[size] > _LONG_STEP_MS or size / times[size] < _WORTH_DOUBLING * best / times[best]:
+        if times[size] > longest_ms or size / times[size] < _WORTH_DOUBLING * best / times[best]:
             break
         best = size
     return best

@@ -18,7 +18,7 @@ from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
 from rose_backend.runner import Runner
 from rose_backend.scoring_head import ScoringHead
-from rose_backend.startup import CUDA_SIZES, prepare_cpu, prepare_cuda
+from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cpu, prepare_cuda
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class RoseEngine:
         config: checkpoint, device, limits.
         runner: what runs the batches.
         token_budget: as configured, or as measured. A batch may hold one sequence that is longer.
+        bulk_budget: the same for bulk work while nobody is online; as configured, or as measured.
 
     Raises:
         CheckpointError: the checkpoint cannot be served as configured.
@@ -51,12 +52,14 @@ class RoseEngine:
             )
         self._head = _head(config, self._model, device)
         loaded = time.perf_counter()
-        self.runner, self.token_budget = _start(self._model, self._head, config, device)
+        self.runner, budgets = _start(self._model, self._head, config, device)
+        self.token_budget, self.bulk_budget = budgets.tokens, budgets.bulk
         logger.info(
             "engine started",
             extra={
                 "device": str(device),
                 "token_budget": self.token_budget,
+                "bulk_budget": self.bulk_budget,
                 "load_seconds": round(loaded - began, 2),
                 "prepare_seconds": round(time.perf_counter() - loaded, 2),
             },
@@ -109,8 +112,8 @@ def _head(config: EngineConfig, model: RaggedModel, device: torch.device) -> Hea
     return ScoringHead(config.score, config.checkpoint, model.hidden_size, device)
 
 
-def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, int]:
-    """A runner whose kernels have all run, and the token budget."""
+def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, Budgets]:
+    """A runner whose kernels have all run, and the token budgets."""
     if device.type == "cpu":
         cpu_runner = CpuRunner(model, head)
         return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)

@@ -14,6 +14,7 @@ from rose_backend.errors import RoseError, UnavailableError
 from rose_backend.packer import TokenPacker
 
 _BULK_SEQUENCES = 32
+_ALONE_SECONDS = 10.0  # without a request in the online lane; then the next one may wait for a long batch
 _PATIENT_SECONDS = 0.05  # asking whether a sender has gone costs a message; not worth it for what hardly waited
 
 
@@ -39,20 +40,24 @@ class LanedQueue:
 
     Small requests go to the online lane, and large ones, which would hold them up, to the bulk lane. While both wait
     they take turns, a batch each: an online request waits for one bulk batch at most, and bulk work never starves.
+    Bulk work that is alone is packed into larger batches.
 
     Attributes:
         config: bounds, and whether there are lanes at all.
         packer: makes batches.
         clock: `time.monotonic`.
+        bulk_packer: makes those of bulk work that is alone; None: as all others.
     """
 
     config: QueueConfig
     packer: TokenPacker
     clock: Callable[[], float] = time.monotonic
+    bulk_packer: TokenPacker | None = None
     _waiting: dict[Lane, deque[Request]] = field(init=False)
     _tokens: dict[Lane, int] = field(init=False)
     _dropped: list[Dropped] = field(default_factory=list, init=False)
     _last: Lane = field(default=Lane.BULK, init=False)
+    _online_at: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
         self._waiting = {lane: deque() for lane in Lane}
@@ -76,13 +81,15 @@ class LanedQueue:
         lane = self._lane_of(request)
         self._waiting[lane].append(request)
         self._tokens[lane] += num_tokens
+        if lane is Lane.ONLINE:
+            self._online_at = request.arrived
         return lane
 
     def take(self) -> Batch | None:
         """The next batch, from the lane whose turn it is; None where nothing waits."""
         lanes = (self._other(self._last), self._last)
         for lane in lanes:
-            batch = self.packer.take(self._waiting[lane], self._unwanted)
+            batch = self._packer_of(lane).take(self._waiting[lane], self._unwanted)
             if batch is not None:
                 self._tokens[lane] -= batch.num_tokens
                 self._last = lane
@@ -113,6 +120,11 @@ class LanedQueue:
             large = request.num_sequences > _BULK_SEQUENCES or request.num_tokens > self.packer.token_budget
             request.lane = Lane.BULK if large else Lane.ONLINE
         return request.lane
+
+    def _packer_of(self, lane: Lane) -> TokenPacker:
+        if self.bulk_packer is None or lane is Lane.ONLINE or self.clock() < self._online_at + _ALONE_SECONDS:
+            return self.packer
+        return self.bulk_packer
 
     @staticmethod
     def _other(lane: Lane) -> Lane:

@@ -77,6 +77,7 @@ class RoseService:
         config: bounds of the queue.
         publish: told, under the queue's lock, whenever that changes: what waits, how many of its tokens are bulk, and
             the tokens a second of the last batches.
+        bulk_packer: the same for bulk work that is alone; see `LanedQueue`.
     """
 
     def __init__(
@@ -87,12 +88,14 @@ class RoseService:
         metrics: MetricsSink,
         config: QueueConfig = _DEFAULTS,
         publish: Callable[[Depth, int, float], None] = lambda _depth, _bulk, _rate: None,
+        *,
+        bulk_packer: TokenPacker | None = None,
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._metrics = metrics
         self._publish = publish
-        self._queue = LanedQueue(config, packer)
+        self._queue = LanedQueue(config, packer, bulk_packer=bulk_packer)
         self._pacer = Pacer()
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)

@@ -21,7 +21,34 @@ logger = logging.getLogger(__name__)
 
 CPU_SIZES = (256, 512, 1024)
 CUDA_SIZES = (1024, 2048, 4096, 8192, 16384)
-"""Tokens of the batches that are timed; the token budget is one of them."""
+"""Tokens of the batches that are timed; the token budgets are among them."""
+
+_ONLINE_MS = 10.0  # what one batch may keep a short query waiting
+_BULK_MS = 250.0  # and what it may where nobody but bulk work waits; all there is to ask of a CPU
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Most tokens in a batch of several sequences.
+
+    Attributes:
+        tokens: while anybody is online.
+        bulk: while bulk work is alone; not less.
+    """
+
+    tokens: int
+    bulk: int
+
+    @classmethod
+    def measured(cls, times: dict[int, float], online_ms: float) -> Budgets:
+        """From milliseconds by number of tokens."""
+        budgets = cls(knee(times, online_ms), knee(times, _BULK_MS))
+        milliseconds = {size: round(time, 2) for size, time in times.items()}
+        logger.info(
+            "token budget measured",
+            extra={"token_budget": budgets.tokens, "bulk": budgets.bulk, "milliseconds": milliseconds},
+        )
+        return budgets
 
 
 @dataclass(frozen=True)
@@ -40,17 +67,17 @@ _KERNEL_SHAPES = (
 )
 
 
-def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> int:
-    """Measure the token budget, unless it is given; returns it."""
+def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> Budgets:
+    """Measure the token budgets, unless one is given for both; returns them."""
     if config.token_budget is not None:
-        return config.token_budget
+        return Budgets(config.token_budget, config.token_budget)
     # Two rounds do: a step takes long enough to be timed well, and a start should not.
-    times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, rounds=2, load_seconds=0)
-    return _chosen(times)
+    times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, longest_ms=_BULK_MS, rounds=2, load_seconds=0)
+    return Budgets.measured(times, _BULK_MS)
 
 
-def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> int:
-    """Run every kernel once, measure what is not given; returns the token budget."""
+def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> Budgets:
+    """Run every kernel once, measure what is not given; returns the token budgets."""
     began = time.perf_counter()
     most = config.token_budget or CUDA_SIZES[-1]
     for shape in (*_kernel_shapes(config, most), *_backend_shapes(runner, config, most)):
@@ -64,23 +91,19 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> i
     backends = [selector.names_in_use for selector in runner.selectors]
     logger.info("kernels ready", extra={"seconds": seconds, "attention": backends})
     sizes = [size for size in CUDA_SIZES if size <= most] or [most]
-    replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size)
-    budget = config.token_budget or _chosen(replayed)
+    replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size, longest_ms=_BULK_MS)
+    given = config.token_budget
+    budgets = Budgets.measured(replayed, _ONLINE_MS) if given is None else Budgets(given, given)
     if config.graphs.largest_bucket is None:
-        in_use = [size for size in replayed if size <= budget]
-        eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, load_seconds=0)
+        in_use = [size for size in replayed if size <= budgets.bulk]
+        eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, longest_ms=_BULK_MS, load_seconds=0)
         limit = inflection(replayed, eager)
         if limit < max(in_use, default=0):
             runner.graphs.largest = limit
-        logger.info("inflection measured", extra={"eager_ms": _rounded(eager), "largest_recorded": limit})
+        eager_ms = {size: round(time, 2) for size, time in eager.items()}
+        logger.info("inflection measured", extra={"eager_ms": eager_ms, "largest_recorded": limit})
     runner.forget()  # what was recorded on made-up batches
-    return budget
-
-
-def _chosen(times: dict[int, float]) -> int:
-    budget = knee(times)
-    logger.info("token budget measured", extra={"token_budget": budget, "milliseconds": _rounded(times)})
-    return budget
+    return budgets
 
 
 def _kernel_shapes(config: EngineConfig, most: int) -> Iterator[Shape]:
@@ -94,7 +117,3 @@ def _backend_shapes(runner: CudaRunner, config: EngineConfig, most: int) -> Iter
     for shape in (shape for selector in runner.selectors for shape in selector.first_shapes().values()):
         if shape.length <= config.max_length and shape.num_tokens <= most:
             yield Shape(max(1, min(config.max_sequences, shape.num_tokens // shape.length)), shape.length)
-
-
-def _rounded(times: dict[int, float]) -> dict[int, float]:
-    return {size: round(time, 2) for size, time in times.items()}

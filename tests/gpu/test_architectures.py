@@ -136,6 +136,8 @@ def _drawn(case: _Case) -> Any:
     """Random weights as transformers draws them, and norms and biases moved off their ones and zeros."""
     torch.manual_seed(3)
     model = case.make()
+    # torch 2.11's fused attention on the GPU is wrong in float32 for heads of 256 behind a mask, at 64 * n + 1 tokens.
+    model.set_attn_implementation("eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:

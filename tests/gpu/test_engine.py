@@ -268,10 +268,11 @@ def test_outputs_of_tokens(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_spans_of_documents(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "counts", "most"), [("float32", (4, 0, 0), 1e-4), ("bfloat16", (1, 1, 3), 5e-3)])
+def test_spans_of_documents(tmp_path: Path, dtype: str, counts: tuple[int, int, int], most: float) -> None:
     """Documents beside plain sequences, eager, recorded and replayed; more rows than a batch may have sequences."""
     folder = _qwen3(tmp_path, causal=False)
-    engine = RoseEngine(_config(folder, PoolingMode.MEAN, dtype="float32", max_sequences=16))
+    engine = RoseEngine(_config(folder, PoolingMode.MEAN, dtype=dtype, max_sequences=16))
     runner = engine.runner
     assert isinstance(runner, CudaRunner)
     sequences = _sequences([40, 500, 1, 257, 64])
@@ -310,10 +311,10 @@ def test_spans_of_documents(tmp_path: Path) -> None:
     for _ in range(4):
         made = embed(FLOAT)[FLOAT]
         assert made.shape == (len(expected), 256)
-        assert np.abs(made - np.stack(expected)).max() <= 1e-4
-        assert (_embed(engine, [sequences[0]])[0] * expected[0]).sum() >= 0.9999  # the other recordings are intact
-    assert (runner.token_graphs.counters.eager, runner.token_graphs.counters.captures) == (1, 1)
-    assert runner.token_graphs.counters.replays == 3
+        assert np.abs(made - np.stack(expected)).max() <= most
+        assert (_embed(engine, [sequences[0]])[0] * expected[0]).sum() >= 0.999  # the other recordings are intact
+    counters = runner.token_graphs.counters
+    assert (counters.eager, counters.captures, counters.replays) == counts
     bits = embed(Output.BINARY)
     assert set(bits) == {Output.BINARY}
     assert np.array_equal(bits[Output.BINARY], np.packbits(made > 0, axis=-1))

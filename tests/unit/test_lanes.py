@@ -80,6 +80,24 @@ def test_without_lanes_all_is_first_come_first_served() -> None:
     assert served(queue) == [[bulk], [bulk, one]]
 
 
+def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
+    clock = Clock()
+    queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk_packer=TokenPacker(16, 100))
+    queue.add(request(*[4] * 8), 0.0)
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [16, 16]
+    online = request(3)
+    online.arrived = clock.now = 100.0
+    queue.add(request(*[4] * 6), 0.0)
+    queue.add(online, 0.0)
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [3, 8, 8, 8]
+    clock.now = 109.9  # somebody may ask again
+    queue.add(request(*[4] * 4), 0.0)
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 8]
+    clock.now = 110.1
+    queue.add(request(*[4] * 4), 0.0)
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [16]
+
+
 def test_depth_counts_what_is_not_packed() -> None:
     queue = queue_of()
     queue.add(request(*[4] * 4), 0.0)

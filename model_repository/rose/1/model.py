@@ -56,6 +56,7 @@ class TritonPythonModel:
             self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
+            bulk_packer=TokenPacker(self._engine.bulk_budget, instance.config.max_sequences),
         )
         self._metrics.watch(self._service)
         self._book.start()
@@ -76,7 +77,7 @@ class TritonPythonModel:
         for outcome, (_, sender) in zip(outcomes, good, strict=True):
             if outcome is not None:
                 _send_error(sender, outcome)
-        self._instance.hold_back(self._service, self._board, self._engine.token_budget)
+        self._instance.hold_back(self._service, self._board, self._engine.bulk_budget)
 
     def finalize(self) -> None:
         """Answer what was accepted, then stop."""
