@@ -94,7 +94,7 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> B
     replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size, longest_ms=_BULK_MS)
     given = config.token_budget
     budgets = Budgets.measured(replayed, _ONLINE_MS) if given is None else Budgets(given, given)
-    if config.graphs.largest_bucket is None:
+    if config.graphs.largest_bucket is None and runner.graphs.largest:
         in_use = [size for size in replayed if size <= budgets.bulk]
         eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, longest_ms=_BULK_MS, load_seconds=0)
         limit = inflection(replayed, eager)

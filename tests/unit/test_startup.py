@@ -1,0 +1,48 @@
+"""What start-up settles, with a runner whose steps take no time: nothing here may depend on what they measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rose_backend.buckets import Bucket
+from rose_backend.config import EngineConfig, HeadConfig
+from rose_backend.core import FLOAT, Batch, Output
+from rose_backend.graphs import GraphCache
+from rose_backend.lazy_tensor import LazyTensor
+from rose_backend.startup import Budgets, prepare_cuda
+
+
+class Runner:
+    """Stands in for a `CudaRunner`, whose attention may or may not be recordable."""
+
+    def __init__(self, largest: int) -> None:
+        self.selectors: list[Any] = []
+        self.pools_spans = False
+        self.outputs: Output = FLOAT
+        self.graphs: GraphCache[Any] = GraphCache(self._capture, budget=1, largest=largest)
+
+    def run_eagerly(self, batch: Batch) -> LazyTensor:
+        return LazyTensor(np.zeros((batch.num_sequences, 1), np.float32))
+
+    run_recorded = run_eagerly
+
+    def forget(self) -> None:
+        """Nothing was recorded."""
+
+    def _capture(self, bucket: Bucket) -> Any:
+        raise AssertionError(f"{bucket} was recorded")
+
+
+@pytest.mark.parametrize("budget", [None, 2048])
+def test_what_cannot_be_recorded_never_is(budget: int | None) -> None:
+    runner = Runner(largest=0)
+    config = EngineConfig(Path(), 512, HeadConfig(), "cuda:0", token_budget=budget)
+    budgets = prepare_cuda(cast(Any, runner), config, vocab_size=100)
+    assert runner.graphs.largest == 0
+    assert budget is None or budgets == Budgets(budget, budget)
+    for _ in range(3):
+        assert runner.graphs.find(Bucket.fitting(100, 4, 30))[1] is None
