@@ -125,10 +125,10 @@ def metric(name: str) -> float:
 
 
 class GpuBusy:
-    """Share of the time some kernel ran, as the driver samples it; a context manager."""
+    """Share of the time some kernel ran on the first card, as the driver samples it; a context manager."""
 
     def __enter__(self) -> GpuBusy:
-        query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+        query = ["nvidia-smi", "--id=0", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
         self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
         return self
 
