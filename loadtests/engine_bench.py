@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,14 +238,22 @@ def check_numerics(engine: RoseEngine, folder: Path, *, causal: bool) -> dict[st
     }
 
 
-def run_vllm(python: str, folder: Path, suites: Sequence[str]) -> dict[str, Any]:
-    """vLLM's rows, in a process of its own so that each has the card to itself."""
+def run_vllm(python: str, folder: Path, shapes: Mapping[str, Lengths], **options: Any) -> dict[str, Any]:
+    """vLLM's rows, in a process of its own so that each has the card to itself.
+
+    Raises:
+        RuntimeError: it gave none; what it said is on the standard error.
+    """
     script = Path(__file__).with_name("vllm_bench.py")
-    shapes = json.dumps({name: SUITES[name] for name in suites})
+    told = [str(folder), json.dumps(shapes)]
     with tempfile.NamedTemporaryFile(suffix=".json") as answer:
         # Its engine process may abort while shutting down; what counts is whether the answer is there.
-        subprocess.run([*python.split(), str(script), str(folder), shapes, answer.name], check=False, timeout=420)
-        return dict(json.loads(Path(answer.name).read_text()))
+        command = [*python.split(), str(script), *told, answer.name, json.dumps(options)]
+        done = subprocess.run(command, check=False, timeout=420)
+        written = Path(answer.name).read_text()
+    if not written:
+        raise RuntimeError(f"vLLM ended with status {done.returncode} and no answer")
+    return dict(json.loads(written))
 
 
 def config_for(folder: Path, *, causal: bool, budget: int) -> EngineConfig:
@@ -292,7 +300,7 @@ def main() -> None:
     if args.vllm_python:
         torch.cuda.empty_cache()
         causal_folder = args.checkpoints / "causal"
-        for suite, row in run_vllm(args.vllm_python, causal_folder, args.suites).items():
+        for suite, row in run_vllm(args.vllm_python, causal_folder, {s: SUITES[s] for s in args.suites}).items():
             result["rows"].append({"variant": "vllm", "mask": "causal", "suite": suite, **row})
             print(f"{'vllm':20s} causal        {suite:22s} {row}", flush=True)
     if args.output is not None:

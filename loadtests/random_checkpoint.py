@@ -51,13 +51,7 @@ def write_qwen3(folder: Path, *, causal: bool = True, tokenizer: Path | None = N
     config = {**QWEN3_0_6B, "is_causal": causal, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "model_max_length": 32768}))
-    if tokenizer is None:
-        words = {"<|endoftext|>": 0, "<|im_end|>": 1, "a": 2}
-        Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
-    else:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    _write_tokenizer(folder, tokenizer, 32768)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
 
@@ -90,6 +84,16 @@ def write_qwen3(folder: Path, *, causal: bool = True, tokenizer: Path | None = N
     return folder
 
 
+def _write_tokenizer(folder: Path, tokenizer: Path | None, max_length: int) -> None:
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({**about, "model_max_length": max_length}))
+    if tokenizer is not None:
+        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+        return
+    words = {word: index for index, word in enumerate(("<|endoftext|>", "<|im_end|>", "a", "no", "yes"))}
+    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
+
+
 MINILM_L6: dict[str, Any] = {
     "architectures": ["BertModel"],
     "hidden_act": "gelu",
@@ -117,8 +121,7 @@ def write_bert(folder: Path, config: dict[str, Any], *, tokenizer: Path | None =
     """Write a BERT checkpoint in float32; returns the folder. `tokenizer` as for `write_qwen3`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    if tokenizer is not None:
-        shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    _write_tokenizer(folder, tokenizer, config["max_position_embeddings"])
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int, around: float = 0.0) -> torch.Tensor:

@@ -87,7 +87,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     config_path = modules.transformer / "config.json"
     config = files.mapping(config_path)
     encoder = read_encoder(files, modules.transformer, config)
-    head = modules.head or default_head(config)
+    head = modules.head or default_head(config_path, config)
     st_path = folder / "config_sentence_transformers.json"
     st_config = files.mapping(st_path, optional=True)
     refuse_unknown(st_path, st_config, _ST_KEYS)

@@ -113,8 +113,13 @@ def module_places(files: CheckpointFiles, folder: Path) -> list[tuple[str, Path]
     return [_module(path, entry) for entry in files.entries(path)]
 
 
-def default_head(config: Mapping[str, Any]) -> HeadConfig:
-    """The head of a checkpoint without `modules.json`: the mean, or the last token of a causal language model."""
+def default_head(path: Path, config: Mapping[str, Any]) -> HeadConfig:
+    """The head of a checkpoint without `modules.json`: the mean, or the last token of a causal language model.
+
+    Raises:
+        CheckpointError: its `config.json` names a way of pooling, as llama-nemotron-embed's do, that is not the mean.
+    """
+    refuse_others(path, config, "pooling", ("avg", None))
     architectures = config.get("architectures") or [""]
     causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
     return HeadConfig(PoolingMode.LAST if causal else PoolingMode.MEAN, normalize=False)

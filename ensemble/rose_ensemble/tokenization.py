@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,9 @@ from tokenizers import Tokenizer, normalizers
 from rose_backend.core import Int32Array
 from rose_backend.errors import CheckpointError, InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint
+from rose_ensemble.checkpoint_files import CheckpointFiles
+
+logger = logging.getLogger(__name__)
 
 _PROBE = "a"
 _PROMPTS_KNOWN = 64  # most checkpoints have a handful
@@ -75,6 +79,13 @@ class TextTokenizer:
             raise CheckpointError(
                 f"max_length {self.max_length} leaves no room beside "
                 f"{self._num_leading + self._num_trailing} special tokens"
+            )
+        about = CheckpointFiles().mapping(checkpoint.folder / "tokenizer_config.json", optional=True)
+        if about.get("add_eos_token") and self._num_trailing == 0:
+            # As transformers does since release 5; before it, the other file won.
+            logger.warning(
+                "tokenizer.json puts no token behind a text, so add_eos_token is not followed",
+                extra={"folder": str(checkpoint.folder)},
             )
 
     @property

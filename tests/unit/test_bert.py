@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from rose_backend.config import EngineConfig, HeadConfig, PoolingMode
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import CheckpointError
-from tests.support.vectors import assert_close
+from tests.support.vectors import assert_close, largest_difference
 from tests.unit.engines import (
     LENGTHS,
     LIMIT,
@@ -115,6 +115,14 @@ def test_a_language_models_checkpoint(tmp_path: Path) -> None:
     assert "bert.embeddings.word_embeddings.weight" in load_file(tmp_path / "model.safetensors")
     ids = sequences(LENGTHS["unequal"], VOCAB)
     assert_close(embed(engine_on(tmp_path), ids), expected(model.bert, ids, PoolingMode.MEAN))
+
+
+def test_the_pooler_is_no_part_of_a_vector(model: BertModel, folder: Path) -> None:
+    ids = sequences((7,), VOCAB)
+    with torch.inference_mode():
+        right = model(torch.tensor(ids))
+    assert_close(embed(engine_on(folder, PoolingMode.CLS), ids), right.last_hidden_state[:, 0])
+    assert largest_difference(right.pooler_output, right.last_hidden_state[:, 0]) > 0.1
 
 
 def test_old_names_of_norm_parameters(model: BertModel, copied: Path) -> None:

@@ -193,11 +193,17 @@ def test_include_prompt(folder: Folder, values: dict[str, Any], expected: bool) 
         ({"architectures": ["Qwen3ForCausalLM"], "is_causal": False}, PoolingMode.MEAN),
         ({"architectures": ["Qwen3Model"]}, PoolingMode.MEAN),
         ({"architectures": None}, PoolingMode.MEAN),
+        ({"model_type": "llama_bidirec", "pooling": "avg"}, PoolingMode.MEAN),
     ],
 )
 def test_pooling_without_modules(folder: Folder, config: dict[str, Any], pooling: PoolingMode) -> None:
     folder.write("config.json", {**CONFIG, **config})
     assert read_checkpoint(folder.path).head == HeadConfig(pooling, normalize=False)
+
+
+def test_another_pooling_of_the_config_file_is_refused(folder: Folder) -> None:
+    folder.write("config.json", {**CONFIG, "pooling": "last"})
+    assert "config.json: pooling 'last' is not served" in folder.refusal()
 
 
 @pytest.mark.parametrize(

