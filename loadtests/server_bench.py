@@ -57,6 +57,7 @@ _WATCHED = (
     *(f"rose_graph_{kind}_total" for kind in _GRAPHS),
     *(f"rose_{stage}_seconds_{part}" for stage in _STAGES for part in ("sum", "count")),
 )
+_ALONE_SECONDS = 10.5  # after which bulk work gets the batches of a night
 _SLOW_SHARE = 5  # vLLM is given this many times fewer requests, so that a run ends
 
 
@@ -143,7 +144,11 @@ class GpuBusy:
 def rose_rows(quick: bool) -> list[dict[str, Any]]:
     """Every load against the running ROSE server."""
     rows = []
+    bulk = False
     for name, load in LOADS.items():
+        if load.num_texts > 1 and not bulk:
+            time.sleep(_ALONE_SECONDS)
+            bulk = True
         measure(_TRITON, Load(load.num_words, load.num_texts, load.concurrency, max(8, load.num_requests // 5)))
         before = {key: metric(key) for key in _WATCHED}
         with GpuBusy() as busy:
