@@ -40,9 +40,10 @@ docs: $(VENV)/.all
 	@$(BIN)/python tools/config_reference.py
 	@$(BIN)/python -m mkdocs build --strict
 
-# Online queries at rising rates, bulk jobs beside them and a day in a minute, against a server of its own; a report.
+# Bulk jobs alone, queries at rising rates and beside bulk jobs, a day of all traffic in a minute, against a server of
+# its own; a report.
 loadtest: $(VENV)/.all
-	@$(BIN)/python loadtests/loadtest.py mix
+	@$(BIN)/python loadtests/loadtest.py mix --rates 5,10,20,40,60,5+bulk,20+bulk --document-words 20
 
 $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server

@@ -3,9 +3,13 @@
     locust -f loadtests/locustfile.py OnlineGrpc BulkGrpc --host localhost:8001 --plan 'day:360x200'
     locust -f loadtests/locustfile.py OnlineHttp BulkHttp --host localhost:8000 --plan '30x50,30x100+bulk' --headless
     locust -f loadtests/locustfile.py OnlineOpenAI --host http://localhost:8080/v1/embeddings --model bge --plan 60x20
+    locust -f loadtests/locustfile.py ScoreGrpc --host localhost:8001 --score-model rerank --plan 60x0+score2
+    locust -f loadtests/locustfile.py OnlineGrpc BulkGrpc ScoreRerank --host localhost:8001 --plan day:360x200+score2 \
+        --score-host http://localhost:8080/v1/rerank --score-model embed
 
 Several processes: start one with `--master --expect-workers N` and N with `--worker --master-host HOST`. Name the user
-classes you want: online and bulk of one protocol. The plan says when what is sent (`traffic/plan.py`).
+classes you want: online and bulk of one protocol, and one that scores. The plan says when what is sent
+(`traffic/plan.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 from traffic.plan import Plan
 from traffic.samples import Sample, write_samples
+from traffic.texts import DOCUMENT_WORDS
 from traffic.users import (
     NUM_SOURCES,
     BulkGrpc,
@@ -29,10 +34,25 @@ from traffic.users import (
     OnlineGrpc,
     OnlineHttp,
     OnlineOpenAI,
+    ScoreGrpc,
+    ScoreHttp,
+    ScoreRerank,
+    ScoreUser,
     recorder,
 )
 
-__all__ = ["BulkGrpc", "BulkHttp", "BulkOpenAI", "OnlineGrpc", "OnlineHttp", "OnlineOpenAI", "PlannedTraffic"]
+__all__ = [
+    "BulkGrpc",
+    "BulkHttp",
+    "BulkOpenAI",
+    "OnlineGrpc",
+    "OnlineHttp",
+    "OnlineOpenAI",
+    "PlannedTraffic",
+    "ScoreGrpc",
+    "ScoreHttp",
+    "ScoreRerank",
+]
 
 grpc.experimental.gevent.init_gevent()  # before the first channel; locust has patched the rest on import
 
@@ -49,6 +69,9 @@ def _options(parser: LocustArgumentParser) -> None:
     parser.add_argument(
         "--bulk-jobs", type=int, default=2, help="Requests of 100 texts under way, where the plan has bulk."
     )
+    parser.add_argument("--score-model", default="rerank", help="Name of the model that scores.")
+    parser.add_argument("--score-host", default="", help="Where it is: host:port, or the URL of /v1/rerank.")
+    parser.add_argument("--document-words", type=int, default=DOCUMENT_WORDS, help="Of each document to be scored.")
     parser.add_argument("--request-timeout", type=float, default=30.0, help="Seconds.")
     parser.add_argument("--samples", default="", help="File for what came of every request, as JSON.")
 
@@ -87,6 +110,7 @@ class _Run:
 def _prepare(environment: Environment, **_: Any) -> None:
     for job in (BulkGrpc, BulkHttp, BulkOpenAI):
         job.fixed_count = environment.parsed_options.bulk_jobs
+    ScoreUser.document_words = environment.parsed_options.document_words
     if environment.parsed_options.samples and not isinstance(environment.runner, WorkerRunner):
         _Run.samples = Path(environment.parsed_options.samples)
 

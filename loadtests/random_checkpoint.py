@@ -94,6 +94,25 @@ def _write_tokenizer(folder: Path, tokenizer: Path | None, max_length: int) -> N
     Tokenizer(models.WordLevel(words, unk_token="a")).save(str(folder / "tokenizer.json"))
 
 
+def write_qwen3_embedding(folder: Path, tokenizer: Path) -> Path:
+    """Qwen3-Embedding-0.6B's geometry, random weights, last token pooled, the real vocabulary; returns the folder."""
+    write_qwen3(folder, causal=True, tokenizer=tokenizer)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    (folder / "modules.json").write_text(
+        json.dumps(
+            [
+                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+                for index, (path, kind) in enumerate(modules)
+            ]
+        )
+    )
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    pooling = {"word_embedding_dimension": 1024, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8192, "do_lower_case": False}))
+    return folder
+
+
 MINILM_L6: dict[str, Any] = {
     "architectures": ["BertModel"],
     "hidden_act": "gelu",

@@ -11,7 +11,6 @@ Needs the server's packages; vLLM may live in another Python. Numerics are check
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
 from environment import describe_machine, write_result
-from random_checkpoint import write_qwen3
+from random_checkpoint import write_qwen3_embedding
 
 _HTTP, _GRPC, _METRICS, _VLLM = 8700, 8701, 8702, 8710
 _TRITON = Target("triton", f"127.0.0.1:{_GRPC}", "embed-0.6b")
@@ -59,25 +58,6 @@ _WATCHED = (
 )
 _ALONE_SECONDS = 10.5  # after which bulk work gets the batches of a night
 _SLOW_SHARE = 5  # vLLM is given this many times fewer requests, so that a run ends
-
-
-def write_checkpoint(folder: Path, tokenizer: Path) -> Path:
-    """Qwen3-Embedding-0.6B's geometry, random weights, last token pooled, the real vocabulary."""
-    write_qwen3(folder, causal=True, tokenizer=tokenizer)
-    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    (folder / "modules.json").write_text(
-        json.dumps(
-            [
-                {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-                for index, (path, kind) in enumerate(modules)
-            ]
-        )
-    )
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": 1024, "pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 8192, "do_lower_case": False}))
-    return folder
 
 
 @contextmanager
@@ -271,7 +251,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out the open loop and the queries under bulk")
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="rose-server-bench-"))
-    folder = write_checkpoint(work / _TRITON.model, args.tokenizer)
+    folder = write_qwen3_embedding(work / _TRITON.model, args.tokenizer)
     result: dict[str, Any] = {
         "benchmark": "server",
         "model": "Qwen3-Embedding-0.6B geometry, random weights, bfloat16, last token; the real vocabulary",

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .running import Run
-from .samples import BULK, ONLINE, REFUSED, Sample, by_phase, percentile
+from .samples import BULK, CLASSES, ONLINE, REFUSED, SCORE, Sample, by_phase, percentile
 
 mpl.use("svg")
 mpl.rcParams.update(
@@ -29,10 +29,8 @@ mpl.rcParams.update(
         "legend.frameon": False,
     }
 )
-_P50, _P90, _P99, _BULK = "#0b6e99", "#c98a00", "#b3261e", "#5b6b2f"
+_P50, _P90, _P99, _BULK, _SCORE = "#0b6e99", "#c98a00", "#b3261e", "#5b6b2f", "#6a4c93"
 _SIZE = (7.2, 2.9)
-STEADY_SECONDS = 5.0
-"""Shorter phases say little by themselves: hours of a day pressed into minutes."""
 
 
 def plots(run: Run) -> list[tuple[str, str]]:
@@ -55,7 +53,7 @@ def _latency_by_rate(run: Run) -> str:
         rows = [
             (phase.rate, found[ONLINE])
             for phase, found in zip(run.plan.phases, summaries, strict=True)
-            if phase.bulk is bulk and phase.seconds >= STEADY_SECONDS and found[ONLINE].answered
+            if phase.bulk is bulk and phase.is_steady and found[ONLINE].answered
         ]
         rows.sort(key=lambda row: row[0])
         for name, colour in (("p50_ms", _P50), ("p90_ms", _P90), ("p99_ms", _P99)):
@@ -88,7 +86,7 @@ def _tokens(run: Run) -> str:
         axes.step([at for at, _ in rates], [rate for _, rate in rates], where="pre", color=_P50)
         return _svg(figure, axes)
     width = _window_seconds(run)
-    for traffic, colour in ((ONLINE, _P50), (BULK, _BULK)):
+    for traffic, colour in ((ONLINE, _P50), (BULK, _BULK), (SCORE, _SCORE)):
         points = [(middle, sum(s.tokens for s in window) / width) for middle, window in _windows(run, traffic)]
         axes.step(*zip(*points, strict=True), where="mid", color=colour, label=traffic)
     return _svg(figure, axes)
@@ -106,8 +104,8 @@ def _refusals(run: Run) -> str:
     width = _window_seconds(run)
     for outcome, colour in ((REFUSED, _P90), ("failed", _P99)):
         points = [
-            (start, sum(s.outcome == outcome for s in [*online, *bulk]) / width)
-            for (start, online), (_, bulk) in zip(_windows(run, ONLINE), _windows(run, BULK), strict=True)
+            (windows[0][0], sum(s.outcome == outcome for _, window in windows for s in window) / width)
+            for windows in zip(*(_windows(run, traffic) for traffic in CLASSES), strict=True)
         ]
         axes.step(*zip(*points, strict=True), where="mid", color=colour, label=outcome)
     axes.set_ylim(bottom=0)

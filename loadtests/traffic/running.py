@@ -1,4 +1,4 @@
-"""Running a plan: locust without its pages, in processes of its own, and the server that it is pointed at."""
+"""Running a plan: locust without its pages, in processes of its own."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import math
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from .metrics_page import Reading, Watch
 from .plan import Plan
 from .samples import Sample, read_samples
+from .texts import DOCUMENT_WORDS
 
 _LOCUSTFILE = Path(__file__).parents[1] / "locustfile.py"
 _USERS = {
@@ -22,10 +21,32 @@ _USERS = {
     "http": ("OnlineHttp", "BulkHttp"),
     "openai": ("OnlineOpenAI", "BulkOpenAI"),
 }
+_SCORERS = {"grpc": "ScoreGrpc", "http": "ScoreHttp", "rerank": "ScoreRerank"}
 
 
 class LoadError(RuntimeError):
     """The load generator did not come to its end; the message has what it said."""
+
+
+@dataclass(frozen=True)
+class ScoreTarget:
+    """What scores documents.
+
+    Attributes:
+        kind: `grpc` and `http` (KServe, a reranker), or `rerank`.
+        host: `host:port`, or the URL of `/v1/rerank`.
+        model: its name there.
+        document_words: of every document.
+    """
+
+    kind: str
+    host: str
+    model: str
+    document_words: int = DOCUMENT_WORDS
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SCORERS:
+            raise LoadError(f"kind of scoring {self.kind!r} is not one of {', '.join(_SCORERS)}")
 
 
 @dataclass(frozen=True)
@@ -37,12 +58,14 @@ class Target:
         host: `host:port`, or the URL of `/v1/embeddings`.
         model: its name there.
         metrics: URL of its metrics page, if it is ours.
+        score: where scoring requests go, if it gets any.
     """
 
     kind: str
     host: str
     model: str
     metrics: str | None = None
+    score: ScoreTarget | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in _USERS:
@@ -77,12 +100,20 @@ def run_plan(target: Target, text: str, *, bulk_jobs: int = 2, timeout: float = 
         processes: of the load generator; more for rates that one core cannot send.
 
     Raises:
-        LoadError: locust failed.
+        LoadError: locust failed, or the plan has scoring requests and the target does not say where they go.
     """
     plan = Plan.parse(text)
+    users = [*_USERS[target.kind]]
+    scoring = []
+    if any(phase.score for phase in plan.phases):
+        if target.score is None:
+            raise LoadError(f"plan {text!r} has scoring requests, but nothing that scores is named")
+        users.append(_SCORERS[target.score.kind])
+        scoring = ["--score-host", target.score.host, "--score-model", target.score.model]
+        scoring += ["--document-words", str(target.score.document_words)]
     with tempfile.TemporaryDirectory() as scratch:
         samples, log = Path(scratch) / "samples.json", Path(scratch) / "log"
-        command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), *_USERS[target.kind], "--headless"]
+        command = [sys.executable, "-m", "locust", "-f", str(_LOCUSTFILE), *users, "--headless", *scoring]
         command += ["--only-summary", "--host", target.host, "--model", target.model, "--plan", text]
         command += [
             "--bulk-jobs",
@@ -103,19 +134,3 @@ def run_plan(target: Target, text: str, *, bulk_jobs: int = 2, timeout: float = 
         if done.returncode or not samples.is_file():
             raise LoadError(f"locust ended with status {done.returncode}:\n{log.read_text()[-3000:]}")
         return Run(plan, target, read_samples(samples), watch.readings if watch else [])
-
-
-@contextmanager
-def embedded_server(log: IO[bytes]) -> Iterator[Target]:
-    """Our own server with the default model on the CPU, on free ports; over gRPC. Its log goes to `log`."""
-    from rose_ensemble.pipeline import Pipeline
-    from rose_ensemble.repository import Repository
-    from rose_ensemble.server_process import Endpoints, ServerProcess
-    from rose_ensemble.tritonserver import find_server
-
-    with tempfile.TemporaryDirectory() as scratch:
-        store, pipeline = Repository(Path(scratch)), Pipeline()
-        store.add(pipeline)
-        with ServerProcess(find_server(), store.folder, [pipeline.name], Endpoints.free("127.0.0.1"), log) as server:
-            server.wait_until_ready()
-            yield Target("grpc", server.endpoints.grpc, pipeline.name, f"http://{server.endpoints.metrics}/metrics")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .plan import Phase, Plan
 
-ONLINE, BULK = "online", "bulk"
+ONLINE, BULK, SCORE = "online", "bulk", "score"
+CLASSES = (ONLINE, BULK, SCORE)
 OK, REFUSED, FAILED = "ok", "refused", "failed"
 
 
@@ -19,11 +20,11 @@ class Sample(NamedTuple):
     """One request.
 
     Attributes:
-        traffic: `online` or `bulk`.
+        traffic: `online`, `bulk` or `score`.
         phase: of the plan, in which it was due.
         due: seconds after the start at which it should have left.
         seconds: from then to its answer; what the client itself was late by is in it.
-        texts: it carried.
+        texts: it carried; of a scoring request its documents.
         tokens: the server says it ran; 0 if it was not answered.
         outcome: `ok`, `refused` or `failed`.
     """
@@ -108,31 +109,30 @@ def by_phase(samples: Sequence[Sample], plan: Plan) -> list[dict[str, Summary]]:
     ]
 
 
-def totals(samples: Sequence[Sample], plan: Plan) -> dict[str, Summary]:
-    """Each class of traffic over all phases that have it; its rates are of those phases' time."""
-    phases = list(enumerate(_classes(samples, plan)))
-    seconds = {
-        traffic: sum(
-            _span(classes[traffic], plan, index) for index, classes in phases if _has(plan.phases[index], traffic)
-        )
-        for traffic in (ONLINE, BULK)
-    }
-    return {
-        traffic: summarize((s for s in samples if s.traffic == traffic), total)
-        for traffic, total in seconds.items()
-        if total
-    }
-
-
-def _classes(samples: Sequence[Sample], plan: Plan) -> list[dict[str, list[Sample]]]:
-    found: list[dict[str, list[Sample]]] = [{ONLINE: [], BULK: []} for _ in plan.phases]
-    for sample in samples:
-        found[sample.phase][sample.traffic].append(sample)
+def totals(
+    samples: Sequence[Sample], plan: Plan, wanted: Callable[[Phase], bool] = lambda phase: not phase.is_warm_up
+) -> dict[str, Summary]:
+    """Each class of traffic over those of the wanted phases that have it; its rates are of those phases' time."""
+    phases = [(index, classes) for index, classes in enumerate(_classes(samples, plan)) if wanted(plan.phases[index])]
+    found = {}
+    for traffic in CLASSES:
+        own = [(index, classes[traffic]) for index, classes in phases if has(plan.phases[index], traffic)]
+        seconds = sum(_span(sent, plan, index) for index, sent in own)
+        if seconds:
+            found[traffic] = summarize((sample for _, sent in own for sample in sent), seconds)
     return found
 
 
-def _has(phase: Phase, traffic: str) -> bool:
-    return phase.bulk if traffic == BULK else phase.rate > 0
+def has(phase: Phase, traffic: str) -> bool:
+    """Whether a phase has a class of traffic."""
+    return {ONLINE: phase.rate > 0, BULK: phase.bulk, SCORE: phase.score > 0}[traffic]
+
+
+def _classes(samples: Sequence[Sample], plan: Plan) -> list[dict[str, list[Sample]]]:
+    found: list[dict[str, list[Sample]]] = [{traffic: [] for traffic in CLASSES} for _ in plan.phases]
+    for sample in samples:
+        found[sample.phase][sample.traffic].append(sample)
+    return found
 
 
 def _span(samples: Sequence[Sample], plan: Plan, phase: int) -> float:

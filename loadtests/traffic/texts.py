@@ -42,6 +42,8 @@ class Lengths:
 
 QUERY = Lengths(mean=5.96, sigma=0.40, most=64)
 PASSAGE = Lengths(mean=55.98, sigma=0.50, most=400)
+DOCUMENT_WORDS = 511
+"""Of a document to be scored, all of one length: 512 tokens in Qwen's vocabulary, to which each word is a token."""
 
 
 def draw_texts(rng: random.Random, count: int, lengths: Lengths) -> list[str]:

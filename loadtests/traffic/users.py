@@ -1,9 +1,9 @@
-"""Locust users: sources of online queries that do not wait for answers, and bulk jobs that do.
+"""Locust users: sources of online queries and of scoring requests that do not wait for answers, and bulk jobs that do.
 
-Queries leave at random moments (Poisson), whatever became of the earlier ones: an open loop, in which a slow server
-shows. Each source sends an equal share of the plan's rate; together they are again a Poisson process, however many
-there are and on however many workers. A bulk job sends its next request once it has the answer to the last, as
-re-indexing does.
+Queries and scoring requests leave at random moments (Poisson), whatever became of the earlier ones: an open loop, in
+which a slow server shows. Each source sends an equal share of the plan's rate; together they are again a Poisson
+process, however many there are and on however many workers. A bulk job sends its next request once it has the answer to
+the last, as re-indexing does.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ import math
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import gevent
 from locust import User, constant, task
 from locust.env import Environment
 
 from . import samples
-from .endpoints import AnswerError, Endpoint, OpenAI, RefusedError, TritonGrpc, TritonHttp
+from .endpoints import AnswerError, Embeds, Endpoint, JsonRoute, RefusedError, Scores, TritonGrpc, TritonHttp
 from .plan import Plan
-from .texts import PASSAGE, QUERY, draw_texts
+from .texts import PASSAGE, QUERY, Lengths, draw_texts
 
 NUM_SOURCES = 4
 BULK_TEXTS = 100
+SCORED_DOCUMENTS = (5, 25, 50)
+"""Of a scoring request, each as often as the others."""
 _NAP = 0.25  # seconds between looks at whether the test has ended
 _POOL = 64  # texts or requests drawn beforehand, so that drawing takes no time from sending
 _CONNECTIONS = 512
@@ -79,8 +82,9 @@ class TrafficUser(User):
 
     abstract = True
     wait_time = constant(0)
-    open_endpoint: Callable[[Environment], Endpoint]
+    open_endpoint: Callable[[Environment], Any]
     traffic: str
+    endpoint: Endpoint
     _count = 0
 
     def __init__(self, environment: Environment) -> None:
@@ -91,18 +95,18 @@ class TrafficUser(User):
         self.rng = random.Random(f"{self.traffic} {worker} {type(self)._count}")
         self.endpoint = type(self).open_endpoint(environment)
 
-    def send(self, texts: list[str], due: float, phase: int) -> None:
+    def send(self, ask: Callable[[], int], num_texts: int, due: float, phase: int) -> None:
         """Send a request that is due, wait for its answer, keep what came of it."""
         tokens, outcome, error = 0, samples.OK, None
         recorder.under_way += 1
         try:
-            tokens = self.endpoint.embed(texts)
+            tokens = ask()
         except AnswerError as cause:
             outcome, error = samples.REFUSED if isinstance(cause, RefusedError) else samples.FAILED, cause
         finally:
             recorder.under_way -= 1
         seconds = Clock.now() - due
-        recorder.add(samples.Sample(self.traffic, phase, due, seconds, len(texts), tokens, outcome))
+        recorder.add(samples.Sample(self.traffic, phase, due, seconds, num_texts, tokens, outcome))
         self.environment.events.request.fire(
             request_type=type(self).__name__,
             name=self.traffic,
@@ -117,17 +121,21 @@ class TrafficUser(User):
         self.endpoint.close()
 
 
-class OnlineUser(TrafficUser):
-    """A source of single short texts, at random moments."""
+class OpenLoopUser(TrafficUser):
+    """A source of requests at random moments."""
 
     abstract = True
-    traffic = samples.ONLINE
     fixed_count = NUM_SOURCES
+    scores = False
+
+    def draw(self) -> tuple[Callable[[], int], int]:
+        """The next request, and the texts in it."""
+        raise NotImplementedError
 
     def on_start(self) -> None:
         """Draw texts, and when the first one leaves."""
         self._texts = draw_texts(self.rng, _POOL, QUERY)
-        self._due = Clock.plan.next_arrival(0.0, self.rng.expovariate(1.0), 1 / NUM_SOURCES)
+        self._due = self._next(0.0)
 
     @task
     def arrive(self) -> None:
@@ -138,8 +146,46 @@ class OnlineUser(TrafficUser):
         gevent.sleep(max(0.0, self._due - Clock.now()))
         phase = Clock.plan.index_at(self._due)
         assert phase is not None
-        gevent.spawn(self.send, [self.rng.choice(self._texts)], self._due, phase)
-        self._due = Clock.plan.next_arrival(self._due, self.rng.expovariate(1.0), 1 / NUM_SOURCES)
+        gevent.spawn(self.send, *self.draw(), self._due, phase)
+        self._due = self._next(self._due)
+
+    def _next(self, now: float) -> float | None:
+        return Clock.plan.next_arrival(now, self.rng.expovariate(1.0), 1 / NUM_SOURCES, scoring=self.scores)
+
+
+class OnlineUser(OpenLoopUser):
+    """A source of single short texts."""
+
+    abstract = True
+    traffic = samples.ONLINE
+    endpoint: Embeds
+
+    def draw(self) -> tuple[Callable[[], int], int]:
+        """One query."""
+        text = self.rng.choice(self._texts)
+        return lambda: self.endpoint.embed([text]), 1
+
+
+class ScoreUser(OpenLoopUser):
+    """A source of requests to score 5, 25 or 50 documents."""
+
+    abstract = True
+    traffic = samples.SCORE
+    scores = True
+    document_words = 0  # filled from the command line
+    endpoint: Scores
+
+    def on_start(self) -> None:
+        """Draw documents too."""
+        length = Lengths(mean=self.document_words, sigma=0.0, most=self.document_words)
+        self._documents = draw_texts(self.rng, 2 * max(SCORED_DOCUMENTS), length)
+        super().on_start()
+
+    def draw(self) -> tuple[Callable[[], int], int]:
+        """One query and its documents."""
+        query, count = self.rng.choice(self._texts), self.rng.choice(SCORED_DOCUMENTS)
+        documents = self.rng.sample(self._documents, count)
+        return lambda: self.endpoint.score(query, documents), count
 
 
 class BulkUser(TrafficUser):
@@ -148,6 +194,7 @@ class BulkUser(TrafficUser):
     abstract = True
     traffic = samples.BULK
     fixed_count = 2
+    endpoint: Embeds
 
     def on_start(self) -> None:
         """Draw a few requests."""
@@ -161,22 +208,39 @@ class BulkUser(TrafficUser):
         if phase is None or not Clock.plan.phases[phase].bulk:
             gevent.sleep(_NAP)
             return
-        self.send(self.rng.choice(self._requests), now, phase)
+        texts = self.rng.choice(self._requests)
+        self.send(lambda: self.endpoint.embed(texts), len(texts), now, phase)
 
 
-def _grpc(environment: Environment) -> Endpoint:
+def _grpc(environment: Environment) -> TritonGrpc:
     options = environment.parsed_options
     return TritonGrpc(environment.host, options.model, options.request_timeout)
 
 
-def _http(environment: Environment) -> Endpoint:
+def _http(environment: Environment) -> TritonHttp:
     options = environment.parsed_options
     return TritonHttp(environment.host, options.model, options.request_timeout, _CONNECTIONS)
 
 
-def _openai(environment: Environment) -> Endpoint:
+def _openai(environment: Environment) -> JsonRoute:
     options = environment.parsed_options
-    return OpenAI(environment.host, options.model, options.request_timeout, _CONNECTIONS)
+    return JsonRoute(environment.host, options.model, options.request_timeout, _CONNECTIONS)
+
+
+def _score_grpc(environment: Environment) -> TritonGrpc:
+    options = environment.parsed_options
+    return TritonGrpc(options.score_host or environment.host, options.score_model, options.request_timeout)
+
+
+def _score_http(environment: Environment) -> TritonHttp:
+    options = environment.parsed_options
+    host = options.score_host or environment.host
+    return TritonHttp(host, options.score_model, options.request_timeout, _CONNECTIONS)
+
+
+def _rerank(environment: Environment) -> JsonRoute:
+    options = environment.parsed_options
+    return JsonRoute(options.score_host or environment.host, options.score_model, options.request_timeout, _CONNECTIONS)
 
 
 class OnlineGrpc(OnlineUser):
@@ -213,3 +277,21 @@ class BulkOpenAI(BulkUser):
     """Re-indexing over `/v1/embeddings`."""
 
     open_endpoint = _openai
+
+
+class ScoreGrpc(ScoreUser):
+    """Scoring by a reranker over Triton's gRPC."""
+
+    open_endpoint = _score_grpc
+
+
+class ScoreHttp(ScoreUser):
+    """Scoring by a reranker over Triton's HTTP."""
+
+    open_endpoint = _score_http
+
+
+class ScoreRerank(ScoreUser):
+    """Scoring over `/v1/rerank`, by a reranker or, where the gateway's model embeds, by cosine."""
+
+    open_endpoint = _rerank

@@ -17,10 +17,12 @@ import pytest
 
 pytest.importorskip("locust", reason="pip install 'rose-on-triton[loadtest]'")
 
-from loadtests.traffic.running import LoadError, Target, run_plan
-from loadtests.traffic.samples import BULK, OK, ONLINE, read_samples
+from loadtests.traffic.own_server import Served, own_server
+from loadtests.traffic.running import LoadError, ScoreTarget, Target, run_plan
+from loadtests.traffic.samples import BULK, OK, ONLINE, SCORE, read_samples
 from rose_ensemble.server_process import Endpoints
 from tests.support.prometheus import Counters
+from tests.support.rerankers import make_bert_reranker
 
 _LOADTESTS = Path(__file__).parents[2] / "loadtests"
 _PLAN = "2x10,2x10+bulk"
@@ -142,17 +144,82 @@ def test_two_workers_and_a_master(server: Endpoints, tmp_path: Path) -> None:
     assert "2 workers connected" in text
 
 
+@pytest.fixture(scope="module")
+def reranker(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
+    return make_bert_reranker(tmp_path_factory.mktemp("reranker"), minilm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_documents_are_scored_by_a_reranker(minilm: Path, reranker: Path, tmp_path: Path, kind: str) -> None:
+    served = Served(minilm, reranker, document_words=8, options=("--device=cpu",))
+    with (tmp_path / "log").open("wb") as log, own_server(served, kind, log) as target:
+        run = run_plan(target, "3x2+score8")
+    assert {(sample.traffic, sample.outcome) for sample in run.samples} == {(ONLINE, OK), (SCORE, OK)}
+    scored = [sample for sample in run.samples if sample.traffic == SCORE]
+    assert {sample.texts for sample in scored} == {5, 25, 50}
+    # A pair is at least eight words of a document, a word of the query and three special tokens; the model takes 24.
+    assert all(12 * sample.texts <= sample.tokens <= 24 * sample.texts for sample in scored)
+
+
+@pytest.mark.slow
+def test_the_gateway_embeds_and_scores(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log, own_server(Served(document_words=8), "openai", log) as target:
+        run = run_plan(target, "3x4+score3")
+    assert {(sample.traffic, sample.outcome) for sample in run.samples} == {(ONLINE, OK), (SCORE, OK)}
+    assert {sample.texts for sample in run.samples if sample.traffic == SCORE} <= {5, 25, 50}
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_start_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        with pytest.raises(LoadError, match="before it was ready"), own_server(Served(tmp_path), "grpc", log):
+            pass
+        with pytest.raises(LoadError, match="goes with a checkpoint"), own_server(Served(None, tmp_path), "grpc", log):
+            pass
+
+
+@pytest.mark.slow
+def test_scoring_needs_something_that_scores(server: Endpoints) -> None:
+    with pytest.raises(LoadError, match="nothing that scores is named"):
+        run_plan(Target("grpc", server.grpc, "embed"), "2x1+score1")
+    with pytest.raises(LoadError, match="kind of scoring 'cohere'"):
+        ScoreTarget("cohere", "a:1", "m")
+
+
 @pytest.mark.slow
 @pytest.mark.alone
-def test_the_short_mix_writes_a_report(tmp_path: Path) -> None:
-    command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "mix", "--output", str(tmp_path)]
+def test_a_short_mix_of_all_traffic_writes_a_report(tmp_path: Path) -> None:
+    command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "mix", "--rates=5,5+bulk", "--seconds=24", "--peak=10"]
+    command += ["--score-peak=2", "--document-words=8", "--warm-seconds=3", "--lone-seconds=6"]
+    command += ["--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=295, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "mix.json").read_text())
-    assert found["totals"]["online"]["failed"] == found["totals"]["bulk"]["failed"] == 0
-    assert found["totals"]["online"]["answered"] >= 100
+    assert {traffic: row["failed"] for traffic, row in found["totals"].items()} == {ONLINE: 0, BULK: 0, SCORE: 0}
+    day = found["day"]
+    assert day["classes"].keys() == {ONLINE, BULK, SCORE}
+    assert day["classes"][ONLINE]["answered"] >= 60  # of 108 on average, a Poisson count
+    assert day["bulk_alone_texts_per_s"] > 0
+    assert 0 < day["bulk_kept"] < 2
     assert found["metrics"][-1]["tokens"] > 0
     page = (tmp_path / "mix.html").read_text()
     assert page.count("<svg") == 5
     assert "src=" not in page
     assert "<link" not in page
+    again = [sys.executable, str(_LOADTESTS / "loadtest.py"), "report", str(tmp_path / "mix.json")]
+    subprocess.run(again, check=True, timeout=60)
+    assert (tmp_path / "mix.html").read_text().partition("</h1>")[2] == page.partition("</h1>")[2]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_the_capacity_of_a_real_server_is_found(server: Endpoints, tmp_path: Path) -> None:
+    command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "capacity", "--host", server.grpc, "--p99-ms=2000"]
+    command += ["--start=4", "--highest=8", "--trial-seconds=3", "--output", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "capacity.json").read_text())
+    assert found["queries_per_s"] == 8  # a rate that any machine carries, at which it was told to stop
+    assert [trial["rate"] for trial in found["trials"]] == [4, 8]
+    assert all(trial["held"] and trial["summary"]["answered"] > 0 for trial in found["trials"])

@@ -25,7 +25,18 @@ def test_a_day_has_24_hours_a_peak_and_bulk_at_night() -> None:
     assert not plan.phases[15].bulk
 
 
-@pytest.mark.parametrize("text", ["", "10", "10x", "x5", "10x5+batch", "day:10", "0x5"])
+def test_scoring_follows_the_hours_and_warming_up_is_told_apart() -> None:
+    plan = Plan.parse("warm:5x10+bulk+score2,10x0+score0.5,day:240x200+score4")
+    assert plan.phases[:2] == (Phase(5, 10, bulk=True, score=2, part="warm"), Phase(10, 0, bulk=False, score=0.5))
+    assert [phase.is_warm_up for phase in plan.phases[:2]] == [True, False]
+    assert all(phase.score == pytest.approx(phase.rate / 50) and phase.part == "day" for phase in plan.phases[2:])
+    # 0.25/s for 10 s use up 2.5; the day's first hour, at 8 % of its peak, the rest at 0.16/s
+    assert plan.next_arrival(5.0, 3.0, 0.5, scoring=True) == pytest.approx(15 + 0.5 / 0.16)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "10x", "x5", "10x5+batch", "day:10", "0x5", "10x5+score", "10x5+score1+bulk"]
+)
 def test_what_is_no_plan(text: str) -> None:
     with pytest.raises(PlanError):
         Plan.parse(text)
