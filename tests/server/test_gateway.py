@@ -298,6 +298,35 @@ def test_rerank(gateway: httpx.Client, oracle: Oracle, path: str) -> None:
     assert reply["usage"] == {"total_tokens": expected}
 
 
+_BOATS = {"model": "embed", "query": "boats in port"}
+_FOUR = ["Ships rest in the harbour.", "Bread needs yeast.", "A kettle boils water.", "Bread needs yeast."]
+
+
+@pytest.mark.parametrize("top_n", [None, 1, 4, 9])
+def test_ranks_lead_to_the_original_places(gateway: httpx.Client, top_n: int | None) -> None:
+    """Of equal documents the first comes first; scores are MiniLM's cosines, printed to four decimals."""
+    body = {**_BOATS, "documents": _FOUR, "top_n": top_n}
+    results = gateway.post("/v1/rerank", json={key: value for key, value in body.items() if value is not None}).json()[
+        "results"
+    ]
+    assert [entry["index"] for entry in results] == [0, 2, 1, 3][:top_n]
+    scores = [0.6725, 0.0670, -0.0508, -0.0508][:top_n]
+    assert_close([entry["relevance_score"] for entry in results], scores, 1e-4)
+
+
+@pytest.mark.parametrize(
+    "values", [{"documents": _FOUR, "top_n": 0}, {"documents": _FOUR, "top_n": -1}, {"documents": []}], ids=str
+)
+def test_reranking_that_cannot_be_meant(gateway: httpx.Client, values: dict[str, Any]) -> None:
+    assert gateway.post("/v1/rerank", json={**_BOATS, **values}).status_code == 400
+
+
+def test_an_empty_document_is_ranked_too(gateway: httpx.Client) -> None:
+    results = gateway.post("/v1/rerank", json={**_BOATS, "documents": ["", *_FOUR]}).json()["results"]
+    assert sorted(entry["index"] for entry in results) == [0, 1, 2, 3, 4]
+    assert results[0]["index"] == 1
+
+
 def test_rerank_returns_documents(gateway: httpx.Client) -> None:
     body = {"query": "tea", "documents": ["pot", {"text": "tea"}], "return_documents": True}
     results = gateway.post("/v1/rerank", json=body).json()["results"]
