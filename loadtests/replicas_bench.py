@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
 from environment import describe_machine, write_result
-from server_bench import metric, numerics, process, write_checkpoint
+from random_checkpoint import write_qwen3_embedding
+from server_bench import metric, numerics, process
 
 from rose_client import AsyncRoseClient, RequestError
 from rose_ensemble.stubs import live_stubs
@@ -145,7 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     devices = args.devices.split(",")
     work = Path(tempfile.mkdtemp(prefix="rose-replicas-bench-"))
-    folder = args.checkpoint or write_checkpoint(work / _MODEL, args.tokenizer)
+    folder = args.checkpoint or write_qwen3_embedding(work / _MODEL, args.tokenizer)
     result: dict[str, Any] = {"benchmark": "replicas", "model": folder.name, "rows": []}
     counts = [count for count in (1, 2, 4, 8) if count <= len(devices)]
     plans = {"2 on 1": devices[:1] * 2} | {str(count): devices[:count] for count in counts}
