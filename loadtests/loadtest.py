@@ -4,7 +4,7 @@
     python loadtests/loadtest.py mix --seconds 360 --peak 200 --score-peak 2 --checkpoint /models/m
     python loadtests/loadtest.py run --plan day:360x200 --host localhost:8001 --metrics http://localhost:8002/metrics
     python loadtests/loadtest.py capacity --p99-ms 50         # the highest rate whose p99 is held
-    python loadtests/loadtest.py compare --other http://localhost:7997/v1/embeddings --other-model minilm
+    python loadtests/loadtest.py compare --other infinity minilm http://localhost:7997/v1/embeddings
     python loadtests/loadtest.py report build/loadtest/mix.json   # the page anew, of a run that was written
 
 Without `--host`, our own server is started (`rose serve`): the default model, a `--checkpoint`, or a random one of
@@ -99,13 +99,13 @@ def _capacity(args: argparse.Namespace, target: Target) -> None:
 
 
 def _compare(args: argparse.Namespace, target: Target) -> None:
-    other = Target(args.other_kind, args.other, args.other_model)
-    runs = {"rose": _run(args, target, args.plan), args.other_name: _run(args, other, args.plan)}
+    targets = {"rose": target} | {name: Target("openai", url, model) for name, model, url in args.other}
+    runs = {name: _run(args, each, args.plan) for name, each in targets.items()}
     machine = describe_machine()
-    for traffic in totals(runs["rose"].samples, runs["rose"].plan):
-        print(
-            f"\n{traffic}\n" + columns(*((name, totals(run.samples, run.plan)[traffic]) for name, run in runs.items()))
-        )
+    found = {name: totals(run.samples, run.plan) for name, run in runs.items()}
+    for name, _, _ in args.other:
+        for traffic in found["rose"]:
+            print(f"\n{traffic}\n{columns(('rose', found['rose'][traffic]), (name, found[name][traffic]))}")
     for name, run in runs.items():
         _report(args, run, f"compare-{name}", f"{name}, in a comparison", machine)
 
@@ -191,10 +191,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--highest", type=float, default=1e5, help="for capacity: rate to stop at")
     parser.add_argument("--trial-seconds", type=float, default=15.0, help="for capacity: of each rate")
     parser.add_argument("--with-bulk", action="store_true", help="for capacity: beside bulk jobs")
-    parser.add_argument("--other", help="for compare: its host:port or URL")
-    parser.add_argument("--other-kind", default="openai")
-    parser.add_argument("--other-model", default="default")
-    parser.add_argument("--other-name", default="other", help="heads its column")
+    parser.add_argument(
+        "--other",
+        action="append",
+        default=[],
+        nargs=3,
+        metavar=("NAME", "MODEL", "URL"),
+        help="for compare, once for each other server: what heads its column, its model, its /v1/embeddings",
+    )
     args = parser.parse_args()
     if args.command == "compare" and not args.other:
         parser.error("compare needs --other")

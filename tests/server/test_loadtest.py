@@ -100,7 +100,7 @@ def openai_url() -> Iterator[str]:
 @pytest.mark.slow
 def test_comparison_prints_both_columns(server: Endpoints, openai_url: str, tmp_path: Path) -> None:
     command = [sys.executable, str(_LOADTESTS / "loadtest.py"), "compare", "--plan", "3x12", "--host", server.grpc]
-    command += ["--other", openai_url, "--other-model", "stub", "--other-name", "stub", "--output", str(tmp_path)]
+    command += ["--other", "stub", "any", openai_url, "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.strip()}
