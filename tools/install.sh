@@ -29,5 +29,6 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 if [ ! -x "$venv/bin/python" ]; then
   step "making $venv with $("$python" --version)" "$python" -m venv "$venv"
 fi
-step "installing $torch" pip install -q "$torch" 'numpy<2'
-step "installing the project with [$extras]" pip install -q -e ".[$extras]"
+# Most of what is installed is never imported; compiling it beforehand takes longer than downloading it.
+step "installing $torch" pip install -q --no-compile "$torch" 'numpy<2'
+step "installing the project with [$extras]" pip install -q --no-compile -e ".[$extras]"
