@@ -69,7 +69,14 @@ class Dispatcher:
         self.max_in_flight = max_in_flight
         self.retries = retries
 
-    def call(self, texts: Sequence[Item], now: float, beside: int = 0, counts: Sequence[int] = ()) -> Call[Answer]:
+    def call(
+        self,
+        texts: Sequence[Item],
+        now: float,
+        beside: int = 0,
+        counts: Sequence[int] = (),
+        first: int | None = None,
+    ) -> Call[Answer]:
         """Begin a call, whose time runs from `now`, and whose chunks are answered with some type of the caller's.
 
         Args:
@@ -77,16 +84,21 @@ class Dispatcher:
             now: seconds.
             beside: tokens that are run with each text, besides its own.
             counts: how many of the texts form each document; empty: each is on its own.
+            first: index of the first text in the larger input they are of, which errors are told of; None: they are
+                all there is.
         """
         chunks = split_documents(texts, counts, self.limits) if counts else split(texts, self.limits, beside)
-        return Call(chunks, self, now + self.timeout)
+        return Call(chunks, self, now + self.timeout, first)
 
 
 class Call(Generic[Answer]):
     """The chunks of one call and how far they are. Not for use from several threads."""
 
-    def __init__(self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float, first: int | None = None
+    ) -> None:
         self._chunks = chunks
+        self._first = first
         self._dispatcher = dispatcher
         self._deadline = deadline
         self._due = [(-math.inf, index) for index in range(len(chunks))]  # a heap: (when, chunk)
@@ -115,11 +127,12 @@ class Call(Generic[Answer]):
         """
         if now >= self._deadline:
             answered = sum(len(self._chunks[index].texts) for index in self._answers)
-            raise RequestError(
+            count = sum(len(chunk.texts) for chunk in self._chunks)
+            failure = RequestError(
                 "DEADLINE_EXCEEDED",
-                f"{answered} of {sum(len(chunk.texts) for chunk in self._chunks)} texts were answered "
-                f"in the {self._dispatcher.timeout:g} s of the call",
+                f"{answered} of {count} texts were answered in the {self._dispatcher.timeout:g} s of the call",
             )
+            raise failure if self._first is None else failure.of_texts(self._first, count)
         attempts = []
         while self._due and self._due[0][0] <= now:
             index = self._due[0][1]
@@ -150,9 +163,10 @@ class Call(Generic[Answer]):
         failures.append(outcome)
         wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there, is_split=not self.is_single)
         if wait is None or now + wait >= self._deadline:
-            if self.is_single:
+            if self.is_single and self._first is None:
                 raise outcome
-            raise outcome.of_texts(attempt.chunk.first, len(attempt.chunk.texts)) from outcome
+            first = attempt.chunk.first + (self._first or 0)
+            raise outcome.of_texts(first, len(attempt.chunk.texts)) from outcome
         balancer.avoid(attempt.server, now + retries.avoid_for(outcome, wait))
         self._failed_on[attempt.index] = attempt.server
         if is_dead_stub(outcome):
@@ -165,6 +179,10 @@ class Call(Generic[Answer]):
         if self._due and self._due[0][0] > now:
             until = min(until, self._due[0][0])
         return max(0.0, until - now)
+
+    def extend(self, seconds: float) -> None:
+        """Put the deadline off, by a time in which nobody could drive the call."""
+        self._deadline += seconds
 
     def answers(self) -> list[Answer]:
         """Every chunk's answer, in the order of the texts."""
