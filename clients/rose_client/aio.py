@@ -18,6 +18,7 @@ from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tok
 from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
+from rose_client.hedging import Hedger
 from rose_client.progress import known_total, progress_bar
 from rose_client.reranking import (
     RankedDocument,
@@ -49,6 +50,9 @@ class AsyncRoseClient:
     """Embeds or reranks texts on ROSE servers from asyncio. Use as an async context manager, or await `close`.
 
     Chunks, balancing and retries are `RoseClient`'s, and so are the arguments and errors.
+
+    Args:
+        hedger: decides which slow chunks go out a second time, where there are several servers or engines.
     """
 
     def __init__(
@@ -60,9 +64,10 @@ class AsyncRoseClient:
         limits: ChunkLimits = DEFAULT_LIMITS,
         max_in_flight: int = 4,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        hedger: Hedger | None = None,
     ) -> None:
         servers = server_urls(urls)
-        self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries)
+        self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries, hedger)
         self._clients = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in servers]
         self._model = model
 
@@ -181,7 +186,7 @@ class AsyncRoseClient:
         """
         call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts, first)
         try:
-            if call.is_single:
+            if call.is_single and self._dispatcher.hedger is None:
                 await self._run_single(call, exchange)
             else:
                 await self._run_chunks(call, exchange)
@@ -238,6 +243,10 @@ class AsyncRoseClient:
                 ended, _ = await asyncio.wait(running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     call.settle(running.pop(task), task.result(), time.monotonic())
+                lost = call.losers(time.monotonic())
+                for task in [task for task, attempt in running.items() if attempt in lost]:
+                    del running[task]
+                    task.cancel()
         finally:
             for task in running:
                 task.cancel()

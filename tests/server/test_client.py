@@ -80,7 +80,7 @@ def test_caller_mistakes(client: RoseClient) -> None:
 
 
 def test_any_number_of_texts(server: Endpoints, oracle: Oracle) -> None:
-    texts = make_texts(50, longest=12, seed=5)
+    texts = make_texts(10, longest=12, seed=5) * 5
     with RoseClient(server.grpc, limits=ChunkLimits(max_texts=8)) as client:
         blocks = list(client.embed_many(iter(texts)))
     assert [text for block in blocks for text in block.texts] == texts

@@ -31,7 +31,7 @@ def test_the_closest_paragraphs(server: Endpoints, oracle: Oracle, tmp_path: Pat
 
 
 def test_a_files_vectors(server: Endpoints, oracle: Oracle, tmp_path: Path) -> None:
-    texts = make_texts(300, longest=10, seed=6)
+    texts = make_texts(20, longest=10, seed=6) * 15
     (tmp_path / "in.txt").write_text("\n".join(texts))
     arguments = ["embed", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out.npy"), f"--url={server.grpc}"]
     result = CliRunner().invoke(app, arguments)
