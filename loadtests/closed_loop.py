@@ -97,7 +97,7 @@ def _process(queue: Any, target: Target, load: Load, index: int, num_processes: 
 async def _drive(
     target: Target, load: Load, index: int, num_processes: int, start: Any
 ) -> tuple[list[float], float, float]:
-    send, close = await _SENDERS[target.kind](target)
+    send, close = await SENDERS[target.kind](target)
     rng = random.Random(1000 * load.concurrency + index)
     pool = [draw_texts(rng, load.num_texts, load.num_words) for _ in range(_POOL)]
     for batch in pool[:3]:
@@ -165,4 +165,4 @@ async def _triton_sender(target: Target) -> tuple[Send, Callable[[], Awaitable[N
     return send, client.close
 
 
-_SENDERS = {"openai": _openai_sender, "triton": _triton_sender}
+SENDERS = {"openai": _openai_sender, "triton": _triton_sender}

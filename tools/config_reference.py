@@ -1,4 +1,4 @@
-"""The configuration reference, from the code: dataclasses with their docstrings, and the options of `rose serve`.
+"""The configuration reference, from the code: dataclasses with their docstrings, the options of two commands.
 
 python tools/config_reference.py          # writes docs/configuration.md
 python tools/config_reference.py --check  # status 1 if it is out of date
@@ -55,7 +55,11 @@ def page() -> str:
         "",
         "## `rose serve`",
         "",
-        *_table(("option", "default", ""), _options()),
+        *_table(("option", "default", ""), _options("serve")),
+        "",
+        "## `rose gateway`",
+        "",
+        *_table(("option", "default", ""), _options("gateway")),
     ]
     for title, text, classes in _PARTS:
         lines += ["", f"## {title}", "", text]
@@ -66,9 +70,9 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options() -> Iterator[tuple[str, ...]]:
+def _options(name: str) -> Iterator[tuple[str, ...]]:
     command: Any = typer.main.get_command(app)
-    for option in command.commands["serve"].params:
+    for option in command.commands[name].params:
         if option.name == "help":
             continue
         default = option.show_default if isinstance(option.show_default, str) else option.default

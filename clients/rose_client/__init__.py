@@ -6,12 +6,14 @@ from rose_client.client import RoseClient
 from rose_client.errors import RequestError
 from rose_client.reranking import RankedDocument, RerankOptions, Scores
 from rose_client.retries import RetryPolicy
+from rose_client.streams import EmbeddedBlock
 from rose_client.wire import Embeddings, EmbedOptions, SparseVector
 
 __all__ = [
     "AsyncRoseClient",
     "ChunkLimits",
     "EmbedOptions",
+    "EmbeddedBlock",
     "Embeddings",
     "RankedDocument",
     "RequestError",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -17,6 +18,8 @@ from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tok
 from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
+from rose_client.hedging import Hedger
+from rose_client.progress import known_total, progress_bar
 from rose_client.reranking import (
     RankedDocument,
     RerankOptions,
@@ -29,6 +32,7 @@ from rose_client.reranking import (
     rerank_options,
 )
 from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
+from rose_client.streams import Block, BlockFiller, EmbeddedBlock, blocks_of, refuse_single
 from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
@@ -38,6 +42,7 @@ from rose_client.wire import (
     join_embeddings,
     part_embeddings,
     server_urls,
+    similarity_options,
 )
 
 
@@ -45,6 +50,9 @@ class AsyncRoseClient:
     """Embeds or reranks texts on ROSE servers from asyncio. Use as an async context manager, or await `close`.
 
     Chunks, balancing and retries are `RoseClient`'s, and so are the arguments and errors.
+
+    Args:
+        hedger: decides which slow chunks go out a second time, where there are several servers or engines.
     """
 
     def __init__(
@@ -56,9 +64,10 @@ class AsyncRoseClient:
         limits: ChunkLimits = DEFAULT_LIMITS,
         max_in_flight: int = 4,
         retries: RetryPolicy = DEFAULT_RETRIES,
+        hedger: Hedger | None = None,
     ) -> None:
         servers = server_urls(urls)
-        self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries)
+        self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries, hedger)
         self._clients = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in servers]
         self._model = model
 
@@ -70,6 +79,51 @@ class AsyncRoseClient:
         """As `RoseClient.embed_with_counts`. A cancelled task cancels its requests."""
         exchange = EmbedExchange(self._model, options)
         return join_embeddings(await self.exchange(encode_texts(texts), exchange))
+
+    async def embed_many(
+        self,
+        texts: Iterable[str] | AsyncIterable[str],
+        *,
+        progress: bool = False,
+        total: int | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> AsyncGenerator[EmbeddedBlock, None]:
+        """As `RoseClient.embed_many`, of texts that may come from an asynchronous iterable.
+
+        Whoever leaves the loop before its end wraps the iterator in `contextlib.aclosing`, so that what is under way
+        is cancelled at once.
+        """
+        refuse_single(texts)
+        exchange = EmbedExchange(self._model, options)
+        blocks = aiter(self._blocks(texts))
+        most = self._dispatcher.max_in_flight * len(self._clients)
+        waiting: deque[tuple[Block, asyncio.Task[list[Embeddings]]]] = deque()
+        with progress_bar(known_total(texts, total), shown=progress) as advance:
+            try:
+                while True:
+                    while len(waiting) < most and (block := await anext(blocks, None)) is not None:
+                        answer = self.exchange(block.items, exchange, first=block.first)
+                        waiting.append((block, asyncio.create_task(answer)))
+                    if not waiting:
+                        return
+                    block, task = waiting[0]
+                    embeddings = join_embeddings(await task)
+                    waiting.popleft()
+                    advance(len(block.texts))
+                    yield EmbeddedBlock(block.first, block.texts, embeddings)
+            finally:
+                for _, task in waiting:
+                    task.cancel()
+                await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+    async def similarity(
+        self, texts: Sequence[str], others: Sequence[str] | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """As `RoseClient.similarity`."""
+        asked = similarity_options(options)
+        rows, columns = encode_texts(texts), [] if others is None else encode_texts(others, "others")
+        vectors = join_embeddings(await self.exchange(rows + columns, EmbedExchange(self._model, asked))).vectors
+        return vectors[: len(rows)] @ vectors[len(rows) if columns else 0 :].T
 
     async def score(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Scores:
         """As `RoseClient.score`. A cancelled task cancels its requests."""
@@ -111,7 +165,12 @@ class AsyncRoseClient:
         return part_embeddings(join_embeddings(await self.exchange(texts, exchange, counts=counts)), counts)
 
     async def exchange(
-        self, items: Sequence[Item], exchange: Exchange[Answer], beside: int = 0, counts: Sequence[int] = ()
+        self,
+        items: Sequence[Item],
+        exchange: Exchange[Answer],
+        beside: int = 0,
+        counts: Sequence[int] = (),
+        first: int | None = None,
     ) -> list[Answer]:
         """Send items in chunks; the answers of the chunks, in the order of the items.
 
@@ -120,13 +179,14 @@ class AsyncRoseClient:
             exchange: how they travel and their answers are read.
             beside: tokens that are run with each item, besides its own.
             counts: how many of the items form each document; empty: each is on its own.
+            first: index of the first item in the larger input they are of, which errors are told of.
 
         Raises:
             RequestError: as for `RoseClient.embed_with_counts`.
         """
-        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts)
+        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts, first)
         try:
-            if call.is_single:
+            if call.is_single and self._dispatcher.hedger is None:
                 await self._run_single(call, exchange)
             else:
                 await self._run_chunks(call, exchange)
@@ -146,6 +206,21 @@ class AsyncRoseClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _blocks(self, texts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[Block]:
+        limits = self._dispatcher.limits
+        if not isinstance(texts, AsyncIterable):
+            for block in blocks_of(texts, limits):
+                yield block
+            return
+        filler = BlockFiller(limits)
+        async for text in texts:
+            filled = filler.add(text)
+            if filled is not None:
+                yield filled
+        last = filler.rest()
+        if last is not None:
+            yield last
 
     async def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
@@ -168,6 +243,10 @@ class AsyncRoseClient:
                 ended, _ = await asyncio.wait(running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 for task in ended:
                     call.settle(running.pop(task), task.result(), time.monotonic())
+                lost = call.losers(time.monotonic())
+                for task in [task for task, attempt in running.items() if attempt in lost]:
+                    del running[task]
+                    task.cancel()
         finally:
             for task in running:
                 task.cancel()

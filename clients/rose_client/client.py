@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +14,11 @@ from tritonclient.utils import InferenceServerException
 from typing_extensions import Unpack
 
 from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tokens
-from rose_client.dispatch import Answer, Attempt, Call, Dispatcher
+from rose_client.dispatch import Answer, Call, Dispatcher
 from rose_client.errors import RequestError
 from rose_client.exchange import EmbedExchange, Exchange, ScoreExchange
+from rose_client.flight import Flight
+from rose_client.progress import known_total, progress_bar
 from rose_client.reranking import (
     RankedDocument,
     RerankOptions,
@@ -31,6 +31,7 @@ from rose_client.reranking import (
     rerank_options,
 )
 from rose_client.retries import DEFAULT_RETRIES, RetryPolicy
+from rose_client.streams import Block, EmbeddedBlock, blocks_of, refuse_single
 from rose_client.wire import (
     CHANNEL_ARGUMENTS,
     Embeddings,
@@ -40,6 +41,7 @@ from rose_client.wire import (
     join_embeddings,
     part_embeddings,
     server_urls,
+    similarity_options,
 )
 
 
@@ -91,6 +93,60 @@ class RoseClient:
         """
         exchange = EmbedExchange(self._model, options)
         return join_embeddings(self._exchange(encode_texts(texts), exchange))
+
+    def embed_many(
+        self,
+        texts: Iterable[str],
+        *,
+        progress: bool = False,
+        total: int | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Generator[EmbeddedBlock, None, None]:
+        """Embed any number of texts, in blocks of one request each, which come in the order of the texts.
+
+        As many blocks are under way as servers hold chunks of a call (`max_in_flight` each), and no more are kept:
+        memory does not grow with the input, which is read as blocks leave.
+
+        Args:
+            texts: any iterable, such as the lines of a file.
+            progress: show a bar on the standard error.
+            total: how many texts there are, for the bar, where `len(texts)` does not say.
+            options: see `EmbedOptions`.
+
+        Yields:
+            Blocks; `for text, vector in zip(block.texts, block.embeddings.vectors)` goes on from there.
+
+        Raises:
+            RequestError: as for `embed_with_counts`, told of the block's texts; the client's `timeout` is that of
+                each block, and stands still while the caller does something with the last one.
+            TypeError: something that is not a string.
+        """
+        refuse_single(texts)
+        exchange = EmbedExchange(self._model, options)
+        blocks = blocks_of(texts, self._dispatcher.limits)
+        return self._stream(blocks, exchange, known_total(texts, total), progress=progress)
+
+    def similarity(
+        self, texts: Sequence[str], others: Sequence[str] | None = None, **options: Unpack[EmbedOptions]
+    ) -> npt.NDArray[np.float32]:
+        """Cosines of texts, all of them embedded alike.
+
+        Args:
+            texts: those of the rows.
+            others: those of the columns; None: the same ones.
+            options: see `EmbedOptions`; `normalize` and `outputs` are not for the caller to choose.
+
+        Returns:
+            `[num_texts, num_others]` float32.
+
+        Raises:
+            RequestError, TypeError: as for `embed_with_counts`.
+            ValueError: no texts, no others, or one of those two options.
+        """
+        asked = similarity_options(options)
+        rows, columns = encode_texts(texts), [] if others is None else encode_texts(others, "others")
+        vectors = join_embeddings(self._exchange(rows + columns, EmbedExchange(self._model, asked))).vectors
+        return vectors[: len(rows)] @ vectors[len(rows) if columns else 0 :].T
 
     def score(self, query: str, documents: Sequence[str], **options: Unpack[RerankOptions]) -> Scores:
         """Score documents by how well they answer a query; the model must be a reranker.
@@ -181,6 +237,40 @@ class RoseClient:
             call.close()
         return call.answers()
 
+    def _stream(
+        self, blocks: Iterator[Block], exchange: EmbedExchange, total: int | None, *, progress: bool
+    ) -> Generator[EmbeddedBlock, None, None]:
+        """Blocks with their answers, the foremost first; each is a call of one chunk."""
+        most = self._dispatcher.max_in_flight * len(self._clients)
+        waiting: deque[tuple[Block, Call[Embeddings]]] = deque()
+        with progress_bar(total, shown=progress) as advance, Flight(self._clients, exchange) as flight:
+            try:
+                while True:
+                    while len(waiting) < most and (block := next(blocks, None)) is not None:
+                        begun: Call[Embeddings] = self._dispatcher.call(
+                            block.items, time.monotonic(), first=block.first
+                        )
+                        waiting.append((block, begun))
+                        flight.send(begun)  # before the next block is read, which may take a while
+                    if not waiting:
+                        return
+                    block, call = waiting[0]
+                    while not call.is_finished:
+                        running = [other for _, other in waiting if not other.is_finished]
+                        for other in running:
+                            flight.send(other)
+                        flight.settle(min(other.pause(time.monotonic()) for other in running))
+                    waiting.popleft()
+                    advance(len(block.texts))
+                    left = time.monotonic()
+                    yield EmbeddedBlock(block.first, block.texts, join_embeddings(call.answers()))
+                    for _, other in waiting:
+                        other.extend(time.monotonic() - left)
+                    flight.settle_ended()
+            finally:
+                for _, call in waiting:
+                    call.close()
+
     def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
@@ -196,29 +286,7 @@ class RoseClient:
             time.sleep(call.pause(time.monotonic()))
 
     def _run_chunks(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
-        # gRPC's futures instead of a pool of threads: they can be cancelled, and however many there are, gRPC
-        # watches them from one thread per server.
-        running: dict[Attempt, Any] = {}
-        ended: queue.SimpleQueue[tuple[Attempt, Any, InferenceServerException | None]] = queue.SimpleQueue()
-
-        def report(attempt: Attempt, result: Any, error: InferenceServerException | None) -> None:
-            ended.put((attempt, result, error))
-
-        try:
+        with Flight(self._clients, exchange) as flight:
             while not call.is_finished:
-                for attempt in call.ready(time.monotonic()):
-                    arguments = exchange.arguments(attempt.chunk, attempt.seconds)
-                    client = self._clients[attempt.server]
-                    running[attempt] = client.async_infer(callback=partial(report, attempt), **arguments)
-                try:
-                    attempt, result, error = ended.get(timeout=call.pause(time.monotonic()))
-                except queue.Empty:
-                    continue
-                del running[attempt]
-                outcome = exchange.read(result) if error is None else RequestError.of(error)
-                call.settle(attempt, outcome, time.monotonic())
-        except InferenceServerException as cause:  # an option that tritonclient refuses to send
-            raise RequestError.of(cause) from cause
-        finally:
-            for request in running.values():
-                request.cancel()
+                flight.send(call)
+                flight.settle(call.pause(time.monotonic()))

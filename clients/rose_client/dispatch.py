@@ -1,7 +1,8 @@
 """One call from its texts to its vectors, without any I/O: what to send where and when, and what an outcome means.
 
 Both clients drive it alike: send what `Call.ready` names, hand every outcome to `Call.settle`, sleep no longer than
-`Call.pause` says, `close` in the end. Times are seconds of `time.monotonic`.
+`Call.pause` says, `close` in the end; where chunks are hedged, cancel what `Call.losers` names. Times are seconds of
+`time.monotonic`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Generic, TypeVar
 from rose_client.balancer import Balancer
 from rose_client.chunking import Chunk, ChunkLimits, Item, split, split_documents
 from rose_client.errors import RequestError
+from rose_client.hedging import Hedger
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
 
 Answer = TypeVar("Answer")
@@ -32,12 +34,16 @@ class Attempt:
         chunk: what to send.
         server: where to.
         seconds: what is left of the call's time.
+        began: when it is sent.
+        is_extra: the chunk is under way elsewhere, and slow there.
     """
 
     index: int
     chunk: Chunk
     server: int
     seconds: float
+    began: float
+    is_extra: bool = False
 
 
 class Dispatcher:
@@ -49,13 +55,20 @@ class Dispatcher:
         limits: of one chunk.
         max_in_flight: most chunks of one call that are at a server together.
         retries: of a failed chunk.
+        hedger: of a slow one; None: they are waited for.
 
     Raises:
         ValueError: no server, a timeout that is not a positive number, or no chunk in flight.
     """
 
     def __init__(
-        self, num_servers: int, timeout: float, limits: ChunkLimits, max_in_flight: int, retries: RetryPolicy
+        self,
+        num_servers: int,
+        timeout: float,
+        limits: ChunkLimits,
+        max_in_flight: int,
+        retries: RetryPolicy,
+        hedger: Hedger | None = None,
     ) -> None:
         if num_servers < 1:
             raise ValueError("urls is empty: a client needs at least one server")
@@ -63,13 +76,22 @@ class Dispatcher:
             raise ValueError(f"timeout is {timeout}: a call needs a positive, finite number of seconds")
         if max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}: a server must take at least 1 chunk")
+        self.num_servers = num_servers
         self.balancer = Balancer(num_servers)
         self.timeout = timeout
         self.limits = limits
         self.max_in_flight = max_in_flight
         self.retries = retries
+        self.hedger = hedger
 
-    def call(self, texts: Sequence[Item], now: float, beside: int = 0, counts: Sequence[int] = ()) -> Call[Answer]:
+    def call(
+        self,
+        texts: Sequence[Item],
+        now: float,
+        beside: int = 0,
+        counts: Sequence[int] = (),
+        first: int | None = None,
+    ) -> Call[Answer]:
         """Begin a call, whose time runs from `now`, and whose chunks are answered with some type of the caller's.
 
         Args:
@@ -77,16 +99,21 @@ class Dispatcher:
             now: seconds.
             beside: tokens that are run with each text, besides its own.
             counts: how many of the texts form each document; empty: each is on its own.
+            first: index of the first text in the larger input they are of, which errors are told of; None: they are
+                all there is.
         """
         chunks = split_documents(texts, counts, self.limits) if counts else split(texts, self.limits, beside)
-        return Call(chunks, self, now + self.timeout)
+        return Call(chunks, self, now + self.timeout, first)
 
 
 class Call(Generic[Answer]):
     """The chunks of one call and how far they are. Not for use from several threads."""
 
-    def __init__(self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], dispatcher: Dispatcher, deadline: float, first: int | None = None
+    ) -> None:
         self._chunks = chunks
+        self._first = first
         self._dispatcher = dispatcher
         self._deadline = deadline
         self._due = [(-math.inf, index) for index in range(len(chunks))]  # a heap: (when, chunk)
@@ -96,10 +123,11 @@ class Call(Generic[Answer]):
         self._running: set[Attempt] = set()
         self._in_flight: Counter[int] = Counter()  # by server
         self._answers: dict[int, Answer] = {}  # by chunk
+        self._slow_from: dict[Attempt, float] = {}  # when it may be sent elsewhere too; once each chunk
 
     @property
     def is_single(self) -> bool:
-        """The call is one request, and its sender may wait for it right away."""
+        """The call is one request; without hedging its sender may wait for it right away."""
         return len(self._chunks) == 1
 
     @property
@@ -115,11 +143,12 @@ class Call(Generic[Answer]):
         """
         if now >= self._deadline:
             answered = sum(len(self._chunks[index].texts) for index in self._answers)
-            raise RequestError(
+            count = sum(len(chunk.texts) for chunk in self._chunks)
+            failure = RequestError(
                 "DEADLINE_EXCEEDED",
-                f"{answered} of {sum(len(chunk.texts) for chunk in self._chunks)} texts were answered "
-                f"in the {self._dispatcher.timeout:g} s of the call",
+                f"{answered} of {count} texts were answered in the {self._dispatcher.timeout:g} s of the call",
             )
+            raise failure if self._first is None else failure.of_texts(self._first, count)
         attempts = []
         while self._due and self._due[0][0] <= now:
             index = self._due[0][1]
@@ -127,11 +156,8 @@ class Call(Generic[Answer]):
             if server is None:
                 break
             heapq.heappop(self._due)
-            attempt = Attempt(index, self._chunks[index], server, self._deadline - now)
-            self._running.add(attempt)
-            self._in_flight[server] += 1
-            attempts.append(attempt)
-        return attempts
+            attempts.append(self._begin(index, server, now))
+        return attempts + self._extras(now)
 
     def settle(self, attempt: Attempt, outcome: Answer | RequestError, now: float) -> None:
         """Take note of an attempt's outcome; a failed chunk may become due again.
@@ -145,14 +171,21 @@ class Call(Generic[Answer]):
         balancer.note(attempt.server, absent=isinstance(outcome, RequestError) and is_absent(outcome))
         if not isinstance(outcome, RequestError):
             self._answers[attempt.index] = outcome
+            self._measure(attempt, now)
+            if attempt.is_extra and self._dispatcher.hedger is not None:
+                self._dispatcher.hedger.won()
+            return
+        if any(other.index == attempt.index for other in self._running):  # which may still be answered
+            balancer.avoid(attempt.server, now + retries.avoid_for(outcome, 0.0))
             return
         failures = self._failures.setdefault(attempt.index, [])
         failures.append(outcome)
         wait = retries.wait(failures, is_anyone_there=balancer.is_anyone_there, is_split=not self.is_single)
         if wait is None or now + wait >= self._deadline:
-            if self.is_single:
+            if self.is_single and self._first is None:
                 raise outcome
-            raise outcome.of_texts(attempt.chunk.first, len(attempt.chunk.texts)) from outcome
+            first = attempt.chunk.first + (self._first or 0)
+            raise outcome.of_texts(first, len(attempt.chunk.texts)) from outcome
         balancer.avoid(attempt.server, now + retries.avoid_for(outcome, wait))
         self._failed_on[attempt.index] = attempt.server
         if is_dead_stub(outcome):
@@ -164,7 +197,20 @@ class Call(Generic[Answer]):
         until = min(self._deadline, now + _LONGEST_PAUSE)
         if self._due and self._due[0][0] > now:
             until = min(until, self._due[0][0])
+        until = min((until, *self._slow_from.values()))
         return max(0.0, until - now)
+
+    def losers(self, now: float) -> list[Attempt]:
+        """Attempts whose chunk was answered elsewhere meanwhile: whoever sent them cancels them."""
+        lost = [attempt for attempt in self._running if attempt.index in self._answers]
+        for attempt in lost:
+            self._release(attempt)
+            self._measure(attempt, now)
+        return lost
+
+    def extend(self, seconds: float) -> None:
+        """Put the deadline off, by a time in which nobody could drive the call."""
+        self._deadline += seconds
 
     def answers(self) -> list[Answer]:
         """Every chunk's answer, in the order of the texts."""
@@ -175,8 +221,42 @@ class Call(Generic[Answer]):
         for attempt in tuple(self._running):
             self._release(attempt)
 
-    def _place(self, index: int, now: float) -> int | None:
-        full = [server for server, count in self._in_flight.items() if count >= self._dispatcher.max_in_flight]
+    def _begin(self, index: int, server: int, now: float, *, is_extra: bool = False) -> Attempt:
+        attempt = Attempt(index, self._chunks[index], server, self._deadline - now, now, is_extra)
+        self._running.add(attempt)
+        self._in_flight[server] += 1
+        hedger = self._dispatcher.hedger
+        if hedger is not None and not is_extra:
+            hedger.sent()
+            delay = hedger.delay(attempt.chunk.tokens)
+            if delay < math.inf:
+                self._slow_from[attempt] = now + delay
+        return attempt
+
+    def _extras(self, now: float) -> list[Attempt]:
+        """Slow chunks once more, elsewhere if there is an elsewhere, within the budget."""
+        extras: list[Attempt] = []
+        hedger = self._dispatcher.hedger
+        if hedger is None:
+            return extras
+        for attempt in [attempt for attempt, slow_from in self._slow_from.items() if slow_from <= now]:
+            not_there = (attempt.server,) if self._dispatcher.num_servers > 1 else ()
+            server = self._place(attempt.index, now, not_there) if hedger.has_credit else None
+            if server is None:  # perhaps later
+                self._slow_from[attempt] = now + hedger.delay(attempt.chunk.tokens)
+                continue
+            hedger.spend()
+            del self._slow_from[attempt]
+            extras.append(self._begin(attempt.index, server, now, is_extra=True))
+        return extras
+
+    def _measure(self, attempt: Attempt, now: float) -> None:
+        if self._dispatcher.hedger is not None and not attempt.is_extra:
+            self._dispatcher.hedger.measured(attempt.chunk.tokens, now - attempt.began)
+
+    def _place(self, index: int, now: float, not_there: tuple[int, ...] = ()) -> int | None:
+        full = {server for server, count in self._in_flight.items() if count >= self._dispatcher.max_in_flight}
+        full.update(not_there)
         return self._dispatcher.balancer.take(
             self._chunks[index].tokens,
             now,
@@ -187,5 +267,6 @@ class Call(Generic[Answer]):
 
     def _release(self, attempt: Attempt) -> None:
         self._running.remove(attempt)
+        self._slow_from.pop(attempt, None)
         self._in_flight[attempt.server] -= 1
         self._dispatcher.balancer.release(attempt.server, attempt.chunk.tokens)

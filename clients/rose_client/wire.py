@@ -168,6 +168,18 @@ def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
     return tuple(outputs)
 
 
+def similarity_options(options: EmbedOptions) -> EmbedOptions:
+    """What vectors are asked for with, to be compared by cosine.
+
+    Raises:
+        ValueError: a choice that cosines leave none of.
+    """
+    for name in ("normalize", "outputs"):
+        if name in options:
+            raise ValueError(f"{name} cannot be chosen: similarities are the cosines of float vectors")
+    return {**options, "normalize": True}
+
+
 def encode_documents(documents: Sequence[Sequence[str]]) -> tuple[list[bytes], list[int]]:
     """All chunks of all documents in UTF-8, and how many there are of each.
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from rose_client import AsyncRoseClient, RequestError, RoseClient
+from rose_client import AsyncRoseClient, ChunkLimits, RequestError, RoseClient
 from rose_ensemble.server_process import Endpoints
 from tests.support.cases import HARBOUR, POT_IDS, TEA_IDS
 from tests.support.oracle import Oracle
+from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
 
 _TEXTS = [HARBOUR, "tea", "stone " * 300]
@@ -76,6 +77,20 @@ def test_caller_mistakes(client: RoseClient) -> None:
         client.embed([])
     with pytest.raises(TypeError, match=r"texts\[1\]"):
         client.embed(["tea", 5])  # type: ignore[list-item]
+
+
+def test_any_number_of_texts(server: Endpoints, oracle: Oracle) -> None:
+    texts = make_texts(10, longest=12, seed=5) * 5
+    with RoseClient(server.grpc, limits=ChunkLimits(max_texts=8)) as client:
+        blocks = list(client.embed_many(iter(texts)))
+    assert [text for block in blocks for text in block.texts] == texts
+    assert_close(np.concatenate([block.embeddings.vectors for block in blocks]), oracle.vectors(texts))
+
+
+def test_similarity(client: RoseClient, oracle: Oracle) -> None:
+    pots = ["a pot of tea", "a tractor"]
+    assert_close(client.similarity(_TEXTS, pots), oracle.vectors(_TEXTS) @ oracle.vectors(pots).T)
+    assert_close(client.similarity(_TEXTS), oracle.vectors(_TEXTS) @ oracle.vectors(_TEXTS).T)
 
 
 async def test_asyncio_client(server: Endpoints, oracle: Oracle) -> None:

@@ -14,6 +14,10 @@ import httpx
 import numpy as np
 import pytest
 
+from rose_client.gateway.config import GatewayConfig
+from rose_client.gateway.metrics import GatewayMetrics
+from rose_client.gateway.models import Models
+from rose_client.hedging import HedgePolicy
 from rose_ensemble.server_process import Endpoints
 from tests.support.cases import BLANKS, DIM, HARBOUR, HEADS, MAX_LENGTH, POT_IDS, TEA_IDS, VOCAB_SIZE
 from tests.support.gateways import running_gateway
@@ -55,6 +59,16 @@ def test_openai_reply(gateway: httpx.Client, oracle: Oracle) -> None:
     assert [(entry["object"], entry["index"]) for entry in reply["data"]] == [("embedding", 0), ("embedding", 1)]
     assert reply["usage"] == {"prompt_tokens": 15, "total_tokens": 15}
     assert_close([entry["embedding"] for entry in reply["data"]], oracle.vectors([HARBOUR, "tea"]))
+
+
+async def test_engines_behind_an_ensemble_are_counted(server: Endpoints) -> None:
+    """Where there is one, a slow request is not sent a second time, whatever was asked for."""
+    models = Models(GatewayConfig(urls=(server.grpc,), hedging=HedgePolicy()), GatewayMetrics())
+    try:
+        assert await models._num_engines("embed") == 1
+        assert (await models.get("embed")).client._dispatcher.hedger is None
+    finally:
+        await models.close()
 
 
 def test_string_and_list_of_one_are_alike(gateway: httpx.Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,11 +21,13 @@ from tests.support.vectors import assert_close
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # they download and install packages
 
+_ENVIRONMENT = {"HAYSTACK_TELEMETRY_ENABLED": "False"}
 _SCRIPT = Path(__file__).parents[1] / "support" / "sdk_calls.py"
 _TEXTS = ["The ferry leaves at dawn.", "tea"]
 _KEY = "a-key"
 _CLIENTS = (
     "cohere",
+    "haystack-ai",
     "langchain-huggingface",
     "langchain-openai",
     "llama-index-embeddings-openai",
@@ -53,7 +56,8 @@ def returned(gateway: httpx.Client, tmp_path_factory: pytest.TempPathFactory) ->
     programs = _environment(tmp_path_factory.mktemp("clients") / "venv", *_CLIENTS)
     url = str(gateway.base_url).rstrip("/")
     command = [str(programs / "python"), str(_SCRIPT), url, _KEY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    environment = {**os.environ, **_ENVIRONMENT}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -77,11 +81,19 @@ def test_cohere(returned: dict[str, Any], oracle: Oracle) -> None:
 
 
 @pytest.mark.parametrize(
-    "client", ["langchain_openai", "langchain_huggingface", "llama_index_openai", "llama_index_tei"]
+    "client", ["langchain_openai", "langchain_huggingface", "llama_index_openai", "llama_index_tei", "haystack"]
 )
 def test_frameworks(returned: dict[str, Any], oracle: Oracle, client: str) -> None:
     assert_close(returned[client]["documents"], oracle.vectors(_TEXTS))
     assert_close(returned[client]["query"], oracle.vector("tea"))
+
+
+def test_the_recipes_of_the_documentation(returned: dict[str, Any], oracle: Oracle) -> None:
+    found = returned["recipes"]
+    assert found["blocks"] == 8
+    assert_close(found["vectors"], oracle.vectors(["The ferry leaves at dawn.", "Bake the bread."]))
+    assert found["best"] == 1  # of the documents the pot of tea
+    assert found["found"] == ["The ferry leaves at dawn."] * 3  # LangChain, LlamaIndex, Haystack
 
 
 def test_schemathesis_finds_no_server_error(gateway: httpx.Client, tmp_path: Path) -> None:

@@ -63,12 +63,14 @@ class FakeTriton:
         models: names of inputs and outputs by model.
         calls: whatever came, in order.
         port: where it listens.
+        engines: instances of its ensembles' last step.
     """
 
     infer: Infer
     models: Mapping[str, tuple[Sequence[str], Sequence[str]]]
     calls: list[Call] = field(default_factory=list)
     port: int = 0
+    engines: int = 1
 
     @property
     def url(self) -> str:
@@ -126,7 +128,16 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return response
 
     def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return service_pb2.ModelConfigResponse(config=model_config_pb2.ModelConfig(name=request.name))
+        config = model_config_pb2.ModelConfig(name=request.name)
+        if request.name in self._fake.models:
+            for name in ("tokenize", "rose"):
+                config.ensemble_scheduling.step.add(model_name=name)
+        elif request.name == "rose":
+            for _ in range(self._fake.engines):
+                config.instance_group.add(count=1)
+        else:
+            config.instance_group.add(count=4)
+        return service_pb2.ModelConfigResponse(config=config)
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         inputs = {

@@ -4,10 +4,13 @@ Run by tests/server/test_gateway_sdks.py in an environment of its own: URL and k
 """
 
 import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 URL, KEY = sys.argv[1:3]
+RECIPES = Path(__file__).parents[2] / "docs" / "recipes.md"
 TEXTS = ["The ferry leaves at dawn.", "tea"]
 
 
@@ -73,5 +76,41 @@ def llama_index_tei() -> dict[str, Any]:
     return {"documents": client.get_text_embedding_batch(TEXTS), "query": client.get_query_embedding("tea")}
 
 
-CALLS = (openai_sdk, cohere_sdk, langchain_openai, langchain_huggingface, llama_index_openai, llama_index_tei)
+def haystack() -> dict[str, Any]:
+    from haystack import Document
+    from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
+    from haystack.utils import Secret
+
+    server = {"model": "embed", "api_base_url": f"{URL}/v1", "api_key": Secret.from_token(KEY)}
+    embedder = OpenAIDocumentEmbedder(**server, progress_bar=False)
+    documents = embedder.run([Document(content=text) for text in TEXTS])["documents"]
+    query = OpenAITextEmbedder(**server).run("tea")["embedding"]
+    return {"documents": [document.embedding for document in documents], "query": query}
+
+
+def recipes() -> dict[str, Any]:
+    """What the blocks of docs/recipes.md leave behind, each run as it stands there, with our address and key."""
+    left: dict[str, Any] = {"blocks": 0, "found": []}
+    for block in re.findall(r"^```python\n(.*?)^```$", RECIPES.read_text(), re.MULTILINE | re.DOTALL):
+        code = block.replace("http://localhost:8080", URL).replace('"none"', repr(KEY))
+        names: dict[str, Any] = {}
+        exec(code, names)
+        left["blocks"] += 1
+        if "found" in names:
+            found = names["found"]
+            left["found"].append(getattr(found, "page_content", None) or getattr(found, "content", None) or found.text)
+        left |= {name: names[name] for name in ("vectors", "best") if name in names}
+    return left
+
+
+CALLS = (
+    openai_sdk,
+    cohere_sdk,
+    langchain_openai,
+    langchain_huggingface,
+    llama_index_openai,
+    llama_index_tei,
+    haystack,
+    recipes,
+)
 json.dump({call.__name__: call() for call in CALLS}, sys.stdout)

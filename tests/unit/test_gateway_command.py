@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rose_client.cli.gateway_process import GatewayFailedError, GatewayProcess, require_packages
 from rose_client.cli.main import app
+from rose_client.hedging import HedgePolicy
 from rose_ensemble.server_process import Endpoints
 from tests.support.fake_triton import FakeTriton, fake_triton
 from tests.support.processes import processes_mentioning, rose_command, running
@@ -68,6 +69,19 @@ def test_workers_share_a_port_and_count_together(fake: FakeTriton, tmp_path: Pat
     with pytest.raises(httpx.ConnectError):
         httpx.get(url, timeout=60)
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_cache_and_hedging_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off unless asked for; the workers' caches add up to what was asked for."""
+    found: list[tuple[int, HedgePolicy | None]] = []
+    monkeypatch.setattr(
+        "rose_client.gateway.server.run", lambda config, *_: found.append((config.cache_bytes, config.hedging))
+    )
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # set for two workers, and put back afterwards
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
+    for options in ([], ["--cache-mib=8", "--workers=2"], ["--hedge-percent=5"]):
+        assert CliRunner().invoke(app, ["gateway", "--port=0", *options]).exit_code == 0
+    assert found == [(0, None), (4 * 2**20, None), (0, HedgePolicy(0.05, 95.0))]
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("\n", "holds no key")])

@@ -39,6 +39,17 @@ def gateway(
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds a request may take.")] = 60.0,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Largest body of a request.")] = 32,
     max_inputs: Annotated[int, typer.Option(min=1, help="Most texts of a request.")] = 4096,
+    cache_mib: Annotated[
+        int,
+        typer.Option(min=0, help="Memory for vectors of texts that came before, of all workers together; 0: none."),
+    ] = 0,
+    hedge_percent: Annotated[
+        float,
+        typer.Option(min=0, max=100, help="Most slow chunks, of 100, that go to another server or engine too."),
+    ] = 0.0,
+    hedge_percentile: Annotated[
+        float, typer.Option(min=1, max=99.9, help="Of the times that chunks took lately: longer is slow.")
+    ] = 95.0,
 ) -> None:
     """Answer the routes of OpenAI, Cohere, Jina and text-embeddings-inference by asking running servers."""
     keys = api_keys(api_key_file)
@@ -48,6 +59,7 @@ def gateway(
         try:
             from rose_client.gateway.config import GatewayConfig
             from rose_client.gateway.server import listen, run
+            from rose_client.hedging import HedgePolicy
         except ImportError as cause:
             fail(f"the gateway needs its packages: pip install 'rose-on-triton\\[gateway]' ({cause.name} is missing)")
         config = GatewayConfig(
@@ -57,6 +69,8 @@ def gateway(
             max_inputs=max_inputs,
             api_keys=keys,
             metrics_urls=tuple(metrics_url or ()),
+            cache_bytes=cache_mib * _MEBIBYTE // workers,
+            hedging=HedgePolicy(hedge_percent / 100, hedge_percentile) if hedge_percent else None,
         )
         try:
             listener = listen(host, port)

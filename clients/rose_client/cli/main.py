@@ -1,4 +1,4 @@
-"""`rose`: serve checkpoints, embed and rerank texts, look after repositories, look into checkpoints and machines."""
+"""`rose`: serve checkpoints, embed, rerank and search texts, look after repositories, checkpoints and machines."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rose_client.cli import (
     inspect,
     repository,
     rerank,
+    search,
     serve,
     warm,
 )
@@ -28,6 +29,7 @@ app.command("serve")(serve.serve)
 app.command("gateway")(gateway.gateway)
 app.command("embed")(embed.embed)
 app.command("rerank")(rerank.rerank)
+app.command("search")(search.search)
 app.command("demo")(demo.demo)
 app.command("warm")(warm.warm)
 app.command("inspect")(inspect.inspect)

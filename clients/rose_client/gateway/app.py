@@ -84,7 +84,7 @@ def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service = Service(config)
+        service = Service(config, metrics)
         routers = (
             openai_routes(service),
             perplexity_routes(service),

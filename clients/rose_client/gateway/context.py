@@ -15,7 +15,7 @@ _KEY = "rose.context"
 
 @dataclass
 class Context:
-    """Filled by the shell; `upstream_seconds` by the service, `num_characters` and `num_tokens` too.
+    """Filled by the shell; `upstream_seconds`, `num_characters` by the service, `num_tokens` by whoever asks servers.
 
     Attributes:
         request_id: the sender's, or one of ours.

@@ -54,6 +54,14 @@ class GatewayMetrics:
             multiprocess_mode="livesum",
             registry=self._registry,
         )
+        self._cache_hits = self._counter("rose_gateway_cache_hits", "Texts whose vectors the cache had.")
+        self._cache_misses = self._counter("rose_gateway_cache_misses", "Texts whose vectors it had not.")
+        self._cache_evictions = self._counter("rose_gateway_cache_evictions", "Texts that had to make room in it.")
+        self._cache_size = Gauge(
+            "rose_gateway_cache_bytes", "What it holds.", multiprocess_mode="livesum", registry=self._registry
+        )
+        self._hedges = self._counter("rose_gateway_hedges", "Slow chunks that went to another server or engine too.")
+        self._hedges_won = self._counter("rose_gateway_hedges_won", "Of those, answered there first.")
 
     def began(self) -> None:
         """A request came."""
@@ -67,6 +75,27 @@ class GatewayMetrics:
         if context.upstream_seconds:
             self._upstream.labels(route).observe(context.upstream_seconds)
             self._tokens.labels(route).inc(context.num_tokens)
+
+    def cache_asked(self, hits: int, misses: int) -> None:
+        """So many texts were found, and so many not."""
+        self._cache_hits.inc(hits)
+        self._cache_misses.inc(misses)
+
+    def cache_changed(self, size: int, evictions: int) -> None:
+        """The cache holds so many bytes now, for which so many texts had to go."""
+        self._cache_size.set(size)
+        self._cache_evictions.inc(evictions)
+
+    def hedge_sent(self) -> None:
+        """A slow chunk went out a second time."""
+        self._hedges.inc()
+
+    def hedge_won(self) -> None:
+        """The second one was answered first."""
+        self._hedges_won.inc()
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, registry=self._registry)
 
     def page(self) -> bytes:
         """The metrics in Prometheus' text format."""

@@ -16,6 +16,7 @@ from rose_client.aio import AsyncRoseClient
 from rose_client.errors import RequestError
 from rose_client.gateway.config import GatewayConfig
 from rose_client.gateway.errors import GatewayError
+from rose_client.hedging import Hedger, HedgeWatch
 from rose_client.retries import RetryPolicy
 from rose_client.wire import CHANNEL_ARGUMENTS
 
@@ -58,10 +59,12 @@ class Models:
 
     Args:
         config: names the servers.
+        watch: told of hedges.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, watch: HedgeWatch) -> None:
         self._config = config
+        self._watch = watch
         self._controls = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in config.urls]
         # A full queue is told at once to whoever asked: their client waits better than a request that is held here.
         self._retries = RetryPolicy(busy_tries=len(config.urls), absent_tries=3)
@@ -135,6 +138,7 @@ class Models:
         """The model, or None if it has neither contract, as the steps of an ensemble."""
         try:
             metadata = await self._ask("get_model_metadata", name, as_json=True)
+            hedger = None if name in self._known else await self._hedger(name)
         except GatewayError:  # unloaded since the index was made
             return None
         inputs = {tensor["name"] for tensor in metadata.get("inputs", ())}
@@ -142,12 +146,27 @@ class Models:
         for contract, (needed, given) in _CONTRACTS.items():
             if needed <= inputs and given <= outputs:
                 known = self._known.get(name)
-                client = known.client if known is not None else self._client(name)
+                client = known.client if known is not None else self._client(name, hedger)
                 return Model(name, contract, outputs, client)
         return None
 
-    def _client(self, name: str) -> AsyncRoseClient:
-        return AsyncRoseClient(self._config.urls, name, self._config.timeout, retries=self._retries)
+    def _client(self, name: str, hedger: Hedger | None) -> AsyncRoseClient:
+        return AsyncRoseClient(self._config.urls, name, self._config.timeout, retries=self._retries, hedger=hedger)
+
+    async def _hedger(self, name: str) -> Hedger | None:
+        """Of a model's chunks, if there is anywhere else to send a slow one."""
+        policy = self._config.hedging
+        if policy is None or (len(self._config.urls) == 1 and await self._num_engines(name) < 2):
+            return None
+        return Hedger(policy, self._watch)
+
+    async def _num_engines(self, name: str) -> int:
+        """Instances of a model, or of an ensemble's last step, on one server."""
+        config = await self.config_of(name)
+        steps = config.get("ensemble_scheduling", {}).get("step", ())
+        if steps:
+            config = await self.config_of(steps[-1]["model_name"])
+        return sum(int(group.get("count", 1)) for group in config.get("instance_group", ()))
 
     async def _ask(self, question: str, *arguments: Any, key: str | None = None, **options: Any) -> Any:
         """The first server's answer that comes."""

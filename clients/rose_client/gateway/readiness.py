@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 
 from rose_client.errors import RequestError
-from rose_client.exchange import EmbedExchange
+from rose_client.gateway.context import Context
+from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.errors import GatewayError
 from rose_client.gateway.models import Contract, Model, Models
 from rose_client.gateway.scoring import scorer_of
@@ -65,7 +66,8 @@ async def _state(model: Model) -> str:
 
 
 async def _infer(model: Model) -> None:
+    uncached, context = Embedder(None), Context("", {})
     if model.contract is Contract.EMBED:
-        await model.client.exchange([_TINY], EmbedExchange(model.name, {}))
+        await uncached.embed(model, [_TINY], {}, context)
     else:
-        await scorer_of(model).score(_TINY, [_TINY], {}, "")
+        await scorer_of(model, uncached).score(_TINY, [_TINY], {}, context)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 import tritonclient.grpc as grpcclient
 
 from rose_client.chunking import Chunk, Item
-from rose_client.exchange import EmbedExchange
+from rose_client.gateway.context import Context
+from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.models import Contract, Model
-from rose_client.wire import EmbedOptions, join_embeddings, text_tensor, time_arguments
+from rose_client.wire import EmbedOptions, text_tensor, time_arguments
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Scores:
         values: `[num_documents]` float32, the higher the more relevant.
         raw: `[num_documents]` float32, before the sigmoid; the same where there is none.
         method: `cosine` or `cross-encoder`.
-        num_tokens: that were run.
+        num_tokens: of all pairs, or of all texts.
     """
 
     values: npt.NDArray[np.float32]
@@ -37,17 +38,17 @@ class Scores:
 class Scorer(Protocol):
     """Scores documents."""
 
-    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
-        """Scores in the order of the documents.
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, context: Context) -> Scores:
+        """Scores in the order of the documents; the context is told of tokens that were run.
 
         Raises:
             RequestError: as the client's calls.
         """
 
 
-def scorer_of(model: Model) -> Scorer:
+def scorer_of(model: Model, embedder: Embedder) -> Scorer:
     """What fits the model's contract."""
-    return _CosineScorer(model) if model.contract is Contract.EMBED else _CrossScorer(model)
+    return _CosineScorer(model, embedder) if model.contract is Contract.EMBED else _CrossScorer(model)
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class _CosineScorer:
     """An embedding model: cosine of the query's vector and each document's, with the checkpoint's prompts for both."""
 
     model: Model
+    embedder: Embedder
 
-    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, context: Context) -> Scores:
         async def embed(items: Sequence[Item], input_type: str) -> tuple[npt.NDArray[np.float32], int]:
             wanted: EmbedOptions = {"normalize": True, "input_type": input_type, **options}
-            parts = await self.model.client.exchange(items, EmbedExchange(self.model.name, wanted, request_id))
-            answer = join_embeddings(parts)
+            answer = await self.embedder.embed(self.model, items, wanted, context)
             return answer.vectors, int(answer.token_counts.sum())
 
         asked = asyncio.ensure_future(embed([query], "query"))
@@ -79,14 +80,18 @@ class _CrossScorer:
 
     model: Model
 
-    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, request_id: str) -> Scores:
-        parts = await self.model.client.exchange(documents, _ScoreExchange(self.model, query, options, request_id))
-        return Scores(
+    async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, context: Context) -> Scores:
+        parts = await self.model.client.exchange(
+            documents, _ScoreExchange(self.model, query, options, context.request_id)
+        )
+        scores = Scores(
             np.concatenate([part.values for part in parts]),
             np.concatenate([part.raw for part in parts]),
             "cross-encoder",
             sum(part.num_tokens for part in parts),
         )
+        context.num_tokens += scores.num_tokens
+        return scores
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 from rose_client.chunking import Item
 from rose_client.errors import RequestError
-from rose_client.exchange import EmbedExchange
+from rose_client.gateway.cache import VectorCache
 from rose_client.gateway.config import GatewayConfig
 from rose_client.gateway.context import Context
+from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.errors import GatewayError
+from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.gateway.models import Contract, Model, Models
 from rose_client.gateway.scoring import Scores, scorer_of
-from rose_client.wire import OUTPUT_TENSORS, Embeddings, EmbedOptions, join_embeddings, wanted_outputs
+from rose_client.wire import OUTPUT_TENSORS, Embeddings, EmbedOptions, wanted_outputs
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ class Service:
 
     Args:
         config: servers and limits.
+        metrics: where to count what cache and hedging do.
     """
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
-        self.models = Models(config)
+        self.models = Models(config, metrics)
+        self._embedder = Embedder(VectorCache(config.cache_bytes, metrics) if config.cache_bytes else None)
 
     async def embed(self, request: EmbedRequest, context: Context) -> tuple[Model, Embeddings]:
         """Vectors of a request, and the model they are from.
@@ -77,10 +81,9 @@ class Service:
         if model.contract is not Contract.EMBED:
             raise GatewayError.unsupported(f"model {model.name!r} scores documents and has no embeddings", "model")
         self._check_outputs(model, request.options)
-        exchange = EmbedExchange(model.name, {**request.options, **context.trace}, context.request_id)
+        options: EmbedOptions = {**request.options, **context.trace}
         with _told(context, request.items, request.field):
-            answer = join_embeddings(await model.client.exchange(request.items, exchange, counts=request.counts))
-        context.num_tokens += int(answer.token_counts.sum())
+            answer = await self._embedder.embed(model, request.items, options, context, request.counts)
         return model, answer
 
     async def score(self, request: ScoreRequest, context: Context) -> tuple[Model, Scores]:
@@ -92,8 +95,7 @@ class Service:
         model = await self.models.get(request.model, Contract.SCORE)
         options: EmbedOptions = {**request.options, **context.trace}
         with _told(context, [request.query, *request.documents], request.field):
-            scores = await scorer_of(model).score(request.query, request.documents, options, context.request_id)
-        context.num_tokens += scores.num_tokens
+            scores = await scorer_of(model, self._embedder).score(request.query, request.documents, options, context)
         return model, scores
 
     async def close(self) -> None:

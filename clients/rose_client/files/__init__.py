@@ -1,0 +1,1 @@
+"""Texts from files and vectors to files, a block at a time."""
