@@ -122,7 +122,9 @@ class LanedQueue:
         return request.lane
 
     def _packer_of(self, lane: Lane) -> TokenPacker:
-        if self.bulk_packer is None or lane is Lane.ONLINE or self.clock() < self._online_at + _ALONE_SECONDS:
+        if self.bulk_packer is None or lane is Lane.ONLINE or self._waiting[Lane.ONLINE]:
+            return self.packer
+        if self.clock() < self._online_at + _ALONE_SECONDS:
             return self.packer
         return self.bulk_packer
 
