@@ -11,6 +11,7 @@ from collections import Counter, deque
 from pathlib import Path
 
 from rose_backend.buckets import Bucket
+from rose_backend.cache_folder import cache_folder
 from rose_backend.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,7 @@ class HotBuckets:
         """Those of one checkpoint on one kind of card."""
         key = repr((str(config.checkpoint.resolve()), card, config.dtype))
         name = f"hot-buckets-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls(cache / "rose" / name, largest)
+        return cls(cache_folder() / name, largest)
 
     def hit(self, bucket: Bucket) -> None:
         """Count a batch."""
@@ -71,11 +71,11 @@ class HotBuckets:
 
 
 def _load(path: Path) -> dict[Bucket, int]:
-    if not path.is_file():
-        return {}
     try:
         rows = [(Bucket.fitting(*map(int, row[:3])), int(row[3]) // 2) for row in json.loads(path.read_text())]
-    except (ValueError, TypeError, IndexError, OSError) as cause:
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, IndexError, OverflowError, OSError) as cause:
         logger.warning("hot buckets not read", extra={"path": str(path), "cause": repr(cause)})
         return {}
     return {bucket: hits for bucket, hits in rows if hits > 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +13,8 @@ from rose_backend.config import QueueConfig
 from rose_backend.core import Batch, Lane, Outcome, Request
 from rose_backend.errors import RoseError, UnavailableError
 from rose_backend.packer import TokenPacker
+
+logger = logging.getLogger(__name__)
 
 _BULK_SEQUENCES = 32
 _ALONE_SECONDS = 10.0  # without a request in the online lane; then the next one may wait for a long batch
@@ -122,7 +125,9 @@ class LanedQueue:
         return request.lane
 
     def _packer_of(self, lane: Lane) -> TokenPacker:
-        if self.bulk_packer is None or lane is Lane.ONLINE or self.clock() < self._online_at + _ALONE_SECONDS:
+        if self.bulk_packer is None or lane is Lane.ONLINE or self._waiting[Lane.ONLINE]:
+            return self.packer
+        if self.clock() < self._online_at + _ALONE_SECONDS:
             return self.packer
         return self.bulk_packer
 
@@ -141,7 +146,7 @@ class LanedQueue:
                 f"the request's timeout expired while it was queued, {waited:.0f} ms after it came"
             )
             self._dropped.append(Dropped(request, error, Outcome.EXPIRED))
-        elif request.is_cancelled is not None and now > request.arrived + _PATIENT_SECONDS and request.is_cancelled():
+        elif now > request.arrived + _PATIENT_SECONDS and _is_cancelled(request):
             error = UnavailableError("the request was cancelled while it was queued")
             self._dropped.append(Dropped(request, error, Outcome.CANCELLED))
         else:
@@ -149,6 +154,17 @@ class LanedQueue:
         assert request.lane is not None
         self._tokens[request.lane] -= request.tokens_left
         return True
+
+
+def _is_cancelled(request: Request) -> bool:
+    if request.is_cancelled is None:
+        return False
+    try:
+        return request.is_cancelled()
+    except Exception:
+        # It costs a message to another process, which can fail; the thread that serves everybody must not end with it.
+        logger.exception("cannot tell whether a request was cancelled")
+        return False
 
 
 def full_message(depth: Depth, config: QueueConfig, tokens_per_second: float) -> str:

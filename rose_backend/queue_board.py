@@ -91,13 +91,13 @@ class QueueBoard:
 
     def read(self) -> list[Slot]:
         """Every engine that wrote within the last few seconds."""
-        oldest = self._clock() - _STALE_SECONDS
+        now = self._clock()
         slots = []
         for index in range(self.num_slots):
             written, tokens, requests, max_tokens, max_requests, bulk, rate = _SLOT.unpack_from(
                 self._map, index * _SLOT.size
             )
-            if written >= oldest and max_tokens > 0 and max_requests > 0:
+            if _is_fresh(written, now) and max_tokens > 0 and max_requests > 0:
                 config = QueueConfig(max_tokens, max_requests)
                 slots.append(Slot(written, Depth(tokens, requests), config, bulk, rate))
         return slots
@@ -115,9 +115,14 @@ class QueueBoard:
 
         One that is silent is idle: it has room.
         """
-        oldest = self._clock() - _STALE_SECONDS
+        now = self._clock()
         for other in range(self.num_slots):
             written, _, _, _, _, bulk, _ = _SLOT.unpack_from(self._map, other * _SLOT.size)
-            if other != index and (written < oldest or bulk < bulk_tokens):
+            if other != index and (bulk < bulk_tokens or not _is_fresh(written, now)):
                 return True
         return False
+
+
+def _is_fresh(written: float, now: float) -> bool:
+    """Not of a future long off either: the clock begins anew when the machine does, which a file may outlive."""
+    return abs(now - written) <= _STALE_SECONDS

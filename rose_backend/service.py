@@ -273,7 +273,8 @@ class RoseService:
             unsorted[form] = np.empty_like(values)
             unsorted[form][batch.token_order if form in OF_TOKENS else batch.order] = values
         of_tokens = OF_TOKENS.intersection(unsorted)
-        first, first_token, answers = 0, 0, []
+        first, first_token = 0, 0
+        whole: list[tuple[Request, Results]] = []
         for segment in batch.segments:
             rows = segment.rows
             stop = first + rows.stop - rows.start
@@ -282,14 +283,19 @@ class RoseService:
                 stop_token = first_token + len(segment.input_ids)
                 results |= {form: unsorted[form][first_token:stop_token] for form in of_tokens}
                 first_token = stop_token
-            answers += self._add(segment, rows, results)
+            gathered = self._add(segment, rows, results)
+            if gathered is not None:
+                whole.append((segment.request, gathered))
             first = stop
-        return answers
+        # Only now: what is settled would not be told of an error that comes after it.
+        return [answer for request, results in whole for answer in self._settle(request, results)]
 
-    def _add(self, segment: Segment, rows: slice, results: Results) -> list[Answer]:
+    @staticmethod
+    def _add(segment: Segment, rows: slice, results: Results) -> Results | None:
+        """Put a part of a request to the others; the results of a request that is whole with it."""
         request = segment.request
         if segment.count == request.num_sequences:
-            return self._settle(request, results)
+            return results
         for form, values in results.items():
             if not request.outputs & form:  # what a batch mate wants
                 continue
@@ -299,9 +305,7 @@ class RoseService:
                 request.results[form] = np.empty((count, *values.shape[1:]), values.dtype)
             request.results[form][segment.tokens if of_tokens else rows] = values
         request.num_done += segment.count
-        if request.num_done == request.num_sequences:
-            return self._settle(request, request.results)
-        return []
+        return request.results if request.num_done == request.num_sequences else None
 
     @staticmethod
     def _settle(request: Request, content: Results | RoseError) -> list[Answer]:

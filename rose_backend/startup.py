@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rose_backend.calibration import inflection, knee, measure, synthetic_batch
+from rose_backend.calibration import TYPICAL_LENGTH, inflection, knee, measure, synthetic_batch
 from rose_backend.config import EngineConfig
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> B
     seconds = round(time.perf_counter() - began, 2)
     backends = [selector.names_in_use for selector in runner.selectors]
     logger.info("kernels ready", extra={"seconds": seconds, "attention": backends})
-    sizes = [size for size in CUDA_SIZES if size <= most] or [most]
+    largest = min(most, config.max_sequences * min(config.max_length, TYPICAL_LENGTH))
+    sizes = [size for size in CUDA_SIZES if size <= largest] or [largest]
     replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size, longest_ms=_BULK_MS)
     given = config.token_budget
     budgets = Budgets.measured(replayed, _ONLINE_MS) if given is None else Budgets(given, given)

@@ -158,6 +158,11 @@ def _fa2_workspace_bytes(geometry: Geometry, layout: RaggedLayout) -> int:
 
 
 def _grow(workspace: _Workspace, num_bytes: int) -> None:
-    """Make room for a larger layout. Earlier layouts keep the buffer their recordings point to."""
+    """Make room for a larger layout. Earlier layouts keep the buffer their recordings point to.
+
+    At least twice as much as before: however many layouts come, each a little larger than the last, what is kept of
+    smaller buffers is together no more than the largest.
+    """
     if workspace.floats.numel() < num_bytes:
-        workspace.floats = torch.empty(num_bytes, dtype=torch.uint8, device=workspace.floats.device)
+        room = max(num_bytes, 2 * workspace.floats.numel())
+        workspace.floats = torch.empty(room, dtype=torch.uint8, device=workspace.floats.device)

@@ -30,6 +30,7 @@ from rose_backend.attention.torch_varlen import TorchVarlenBackend
 from rose_backend.attention.triton_short import TritonShortBackend
 from rose_backend.attention.triton_stream import TritonStreamBackend
 from rose_backend.buckets import Bucket
+from rose_backend.cache_folder import cache_folder
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops, Rotation
 
@@ -142,7 +143,7 @@ def select_attention(
         return AttentionSelector(backends, {})
     names = [backend.name for backend in backends]
     cache = _cache_file(geometry, names, num_layers, max_length, max_tokens)
-    table = _load(cache)
+    table = _load(cache, names)
     if table is None:
         table = measure(backends, geometry, num_layers, _shapes(max_length, max_tokens), rotates=rotates)
         _store(cache, table)
@@ -268,18 +269,28 @@ def _cache_file(geometry: Geometry, names: Sequence[str], *limits: int) -> Path:
         geometry.window,
     )
     key = hashlib.sha256(repr((card, shape, *names, *versions, *limits)).encode()).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "rose" / f"attention-{key}.json"
+    return cache_folder() / f"attention-{key}.json"
 
 
-def _load(path: Path) -> dict[Shape, Ranking] | None:
-    if not path.is_file():
+def _load(path: Path, names: Sequence[str]) -> dict[Shape, Ranking] | None:
+    """The table an earlier process measured; None where there is none, or what is there is no table of these names."""
+    try:
+        table = {Shape(int(length), int(tokens)): tuple(row) for length, tokens, row in json.loads(path.read_text())}
+        fits = all(ranking and set(ranking) <= set(names) for ranking in table.values())
+    except FileNotFoundError:
         return None
-    return {Shape(length, tokens): tuple(names) for length, tokens, names in json.loads(path.read_text())}
+    except (ValueError, TypeError, OverflowError, OSError) as cause:
+        logger.warning("attention table not read", extra={"path": str(path), "cause": repr(cause)})
+        return None
+    return table if table and fits else None
 
 
 def _store(path: Path, table: dict[Shape, Ranking]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """A folder that cannot be written costs the next process a measurement, not this one its start."""
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps([[s.length, s.num_tokens, names] for s, names in table.items()]))
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps([[s.length, s.num_tokens, names] for s, names in table.items()]))
+        temporary.replace(path)
+    except OSError as cause:
+        logger.warning("attention table not kept", extra={"path": str(path), "cause": repr(cause)})

@@ -57,9 +57,12 @@ def _stream_attention_kernel(
         v = kv_tiles.load([start + begin, v_column])
         peak, total, mixed = _attend_block(q, k, v, query, False, scale, peak, total, mixed)
     for begin in range(whole, end, keys):
-        # What lies behind the sequence is another's, or zeros behind the last one: finite, and not seen.
+        # What lies behind the sequence is another's and not seen. A weight of 0 does not hide a NaN there: padding rows
+        # may hold whatever was in their memory before.
         k = kv_tiles.load([start + begin, k_column])
         v = kv_tiles.load([start + begin, v_column])
+        if begin + keys > length:
+            v = tl.where((begin + key < length)[:, None], v, 0.0)
         seen = (begin + key < length)[None, :] & (query >= 0)[:, None]
         if causal:
             seen = seen & (begin + key[None, :] <= query[:, None])
@@ -82,7 +85,7 @@ def stream_attention(
     """Attention within each sequence.
 
     Args:
-        qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous, finite everywhere; not changed.
+        qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; not changed.
         cu_seqlens: `[num_sequences + 1]` int32.
         max_seqlen: rows of a longer (padding) sequence beyond it are left unwritten.
         num_heads: query heads; `num_kv_heads` divides it.

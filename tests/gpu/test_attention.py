@@ -117,3 +117,26 @@ def _check(
     actual = attention(qkv.clone(), rotation)[:tokens].float()
     assert torch.isfinite(actual).all()
     assert (actual - expected).abs().max() <= _TOLERANCE
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("heads", [(16, 8, 128), (12, 12, 64), (12, 12, 32), (3, 1, 256)], ids=str)
+@pytest.mark.parametrize("name", _CANDIDATES)
+def test_nan_in_padding_stays_there(name: str, heads: tuple[int, int, int], causal: bool) -> None:
+    """Where padding is longer than any real sequence some backends leave its rows as their memory was."""
+    device = torch.device("cuda:0")
+    geometry = Geometry(*heads, causal, torch.bfloat16, device)
+    real = [5, 64, 40]
+    tokens, padded = sum(real), 512
+    ends = torch.tensor(real).cumsum(0).tolist()
+    offsets = torch.tensor([0, *ends, padded, padded], dtype=torch.int32).pin_memory()
+    layout = RaggedLayout(offsets.to(device), padded, max(real))
+    attention = _open(name, geometry, layout).open(layout)
+    torch.manual_seed(0)
+    qkv = torch.randn(padded, sum(geometry.heads) * geometry.head_dim, device=device).bfloat16()
+    expected = _reference(qkv[:tokens].float(), real, geometry)
+    qkv[tokens:] = float("nan")
+    attention.plan(offsets)
+    actual = attention(qkv, None)[:tokens].float()
+    assert torch.isfinite(actual).all()
+    assert (actual - expected).abs().max() <= _TOLERANCE

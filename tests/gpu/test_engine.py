@@ -467,3 +467,14 @@ def test_eager_alone_gives_the_same(tmp_path: Path) -> None:
         results.append(_embed(engine, sequences))
         engine.close()
     assert np.array_equal(*results)
+
+
+@pytest.mark.parametrize(("max_sequences", "max_length"), [(2, 512), (512, 16)])
+def test_start_where_batches_are_small(tmp_path: Path, max_sequences: int, max_length: int) -> None:
+    """What is timed to find the token budget fits into what batches are staged in."""
+    config = _config(_bert(tmp_path), PoolingMode.MEAN, token_budget=None, max_sequences=max_sequences)
+    engine = RoseEngine(replace(config, max_length=max_length))
+    sequences = _sequences([1, 2, 15, 16, 16])
+    cosines = (_embed(engine, sequences) * _oracle(tmp_path, BertModel, sequences, PoolingMode.MEAN)).sum(1)
+    engine.close()
+    assert cosines.min() >= 0.999

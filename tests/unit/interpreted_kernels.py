@@ -6,7 +6,7 @@ in a process of its own, with TRITON_INTERPRET=1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -550,6 +550,19 @@ def test_short_attention_beside_padding() -> None:
     qkv = rand(40, 3 * 32)
     actual = short_attention(qkv, offsets(lengths), 8, 1, 1, 32**-0.5, causal=False)
     assert_close(actual[:8], attention_by_sequence(qkv[:8], (3, 5), 1, 1, causal=False))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [short_attention, stream_attention], ids=lambda attend: attend.__name__)
+def test_what_lies_behind_a_sequence_is_nothing_to_it(attend: Callable[..., torch.Tensor], causal: bool) -> None:
+    """Not even NaN, be it of a batch mate or of memory that nobody wrote."""
+    lengths = (5, 40, 64, 70)
+    alone = [rand(length, 4 * 32) for length in lengths]
+    for index, length in enumerate(lengths):
+        qkv = torch.cat([torch.full((80, 4 * 32), float("nan")), alone[index], torch.full((80, 4 * 32), float("nan"))])
+        actual = attend(qkv, offsets((80, length, 80, 0)), 80, 2, 1, 32**-0.5, causal=causal)
+        expected = attention_by_sequence(alone[index], (length,), 2, 1, causal)
+        assert_close(actual[80 : 80 + length], expected)
 
 
 def test_short_attention_does_not_leave_the_table_for_padding() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from rose_backend.buckets import Bucket
+from rose_backend.config import EngineConfig, HeadConfig
 from rose_backend.hot_buckets import HotBuckets
 
 LARGEST = Bucket(8192, 512, 8192)
@@ -67,7 +69,7 @@ def test_a_save_too_soon_or_without_news_writes_nothing(tmp_path: Path) -> None:
     assert not path.exists()  # a minute has not passed
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[[1]]", '[["a", 1, 1, 1]]', "[1]", "null"])
+@pytest.mark.parametrize("text", ["", "{", "{}", "[[1]]", '[["a", 1, 1, 1]]', "[1]", "null", "[[1e999, 1, 1, 1]]"])
 def test_a_file_that_is_not_ours_is_no_obstacle(tmp_path: Path, text: str) -> None:
     path = tmp_path / "hot.json"
     path.write_text(text)
@@ -84,3 +86,31 @@ def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
     hot = HotBuckets(tmp_path / "file" / "hot.json", LARGEST)
     hot.hit(A)
     hot.save(now=True)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as the home of root for a process that is not root."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("stat", "open", "mkdir"):
+        monkeypatch.setattr(Path, name, refuse)
+    hot = HotBuckets(tmp_path / "hot.json", LARGEST)
+    hot.hit(A)
+    hot.save(now=True)
+
+
+def test_a_user_without_a_home_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        hot = HotBuckets.of(EngineConfig(Path("checkpoint"), 512, HeadConfig()), "a card", LARGEST)
+        hot.hit(A)
+        hot.hit(A)
+        hot.save(now=True)
+    assert all_from_before(hot) == [A]

@@ -98,6 +98,16 @@ def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [16]
 
 
+def test_bulk_work_is_not_alone_while_an_online_request_waits() -> None:
+    """However long it has waited: it came long ago, and what is left of it is still held up by every bulk batch."""
+    clock = Clock()
+    queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk_packer=TokenPacker(16, 100))
+    queue.add(request(*[4] * 6, lane=Lane.ONLINE), 0.0)
+    queue.add(request(*[4] * 6), 0.0)
+    clock.now = 11.0
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 8, 8, 8, 8, 8]
+
+
 def test_depth_counts_what_is_not_packed() -> None:
     queue = queue_of()
     queue.add(request(*[4] * 4), 0.0)

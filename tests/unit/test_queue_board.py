@@ -59,6 +59,18 @@ def test_a_silent_engine_is_not_full(board: QueueBoard, clock: Clock) -> None:
     assert board.refusal() is None
 
 
+def test_what_was_written_before_the_machine_started_anew_says_nothing(tmp_path: Path, clock: Clock) -> None:
+    """A container keeps its files and its process ids when its host restarts; the clock begins at 0 again."""
+    before = QueueBoard(tmp_path / "board", 2, clock)
+    for index in range(2):
+        before.write(index, Depth(100, 1), CONFIG, 100, 0.0)
+    clock.now = 20.0
+    board = QueueBoard(tmp_path / "board", 2, clock)
+    assert board.read() == []
+    assert board.refusal() is None
+    assert board.another_has_room(0, 80)
+
+
 def test_room_elsewhere(board: QueueBoard, clock: Clock) -> None:
     board.write(0, Depth(90, 1), CONFIG, 90, 0.0)
     board.write(1, Depth(70, 1), CONFIG, 70, 0.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
+from rose_backend.attention import select
 from rose_backend.attention.base import Attention, Geometry, RaggedLayout
 from rose_backend.attention.select import AttentionSelector, Shape, select_attention
 from rose_backend.buckets import Bucket
@@ -95,3 +97,29 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
 def test_a_backend_that_cannot_run_here_says_why() -> None:
     with pytest.raises(CheckpointError, match=r"'triton_short' was asked for: .*CUDA"):
         select_attention(geometry(torch.bfloat16), TorchOps(), "triton_short", 2, 64, 64, rotates=False)
+
+
+def test_a_kept_table_is_found_again(tmp_path: Path) -> None:
+    rankings = table(s16x16=("any", "short"), s64x64=("other", "any"))
+    path = tmp_path / "deeper" / "table.json"
+    assert select._load(path, ["any", "short", "other"]) is None
+    select._store(path, rankings)
+    assert select._load(path, ["any", "short", "other"]) == rankings
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "{}", "[]", "null", "[1]", "[[16, 16]]", '[["a", 16, ["any"]]]', "[[16, 16, []]]", '[[16, 16, ["else"]]]',
+     "[[1e999, 16, 1]]", "\x00"],
+)  # fmt: skip
+def test_a_table_that_cannot_be_read_is_measured_again(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    assert select._load(path, ["any", "short"]) is None
+
+
+def test_a_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "table.json"
+    assert select._load(path, ["any"]) is None
+    select._store(path, table(s16x16=("any",)))

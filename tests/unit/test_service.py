@@ -8,13 +8,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rose_backend.admission import Limits
 from rose_backend.config import EngineConfig, QueueConfig
-from rose_backend.core import Batch, Float32Array, Outcome, Results
+from rose_backend.core import Batch, Float32Array, Outcome, Output, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import EngineError, InvalidArgumentError, RoseError, UnavailableError
 from rose_backend.lanes import Depth
@@ -410,3 +411,41 @@ def test_idle_work_that_fails_ends_nothing(
         assert tried.wait(30)
         assert_close(state.submit([GOOD[0]]).vectors()[0], alone(GOOD[0]))
     assert "idle work failed" in caplog.text
+
+
+def test_a_sender_that_cannot_be_asked_does_not_stop_the_service(engine: RoseEngine, alone: Alone) -> None:
+    def fails() -> bool:
+        raise RuntimeError("no shared memory left")
+
+    with running(engine) as state:
+        silent = request_of([GOOD[0]], Answers())
+        silent.arrived, silent.is_cancelled = time.monotonic() - 1.0, fails
+        state.service.submit(silent)
+        mate = state.submit([GOOD[1]])
+        state.engine.go.set()
+        assert_close(mate.vectors(), alone(GOOD[1])[None])
+        assert isinstance(silent.reply, Answers)
+        assert_close(silent.reply.vectors(), alone(GOOD[0])[None])
+
+
+class NoRoom(dict[Output, Any]):
+    """Where a request's vectors should be gathered, in a process without memory."""
+
+    def __setitem__(self, form: Output, values: Any) -> None:
+        raise MemoryError
+
+
+def test_what_fails_after_a_batch_is_told_to_each_of_its_requests(engine: RoseEngine) -> None:
+    """Also to one whose own vectors were there already."""
+    with running(engine, budget=sum(map(len, GOOD)), most=3) as state:
+        small = state.submit([GOOD[0]])
+        large = request_of(GOOD, Answers())
+        large.results = NoRoom()
+        state.service.submit(large)
+        state.engine.go.set()
+        for answer in (small, large.reply):
+            assert isinstance(answer, Answers)
+            assert isinstance(answer.wait(), EngineError)
+        after = state.submit([GOOD[1]])
+        assert after.vectors().shape == (1, engine.dim)
+    assert [len(answer.outcomes) for answer in (small, large.reply) if isinstance(answer, Answers)] == [1, 1]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from rose_backend import startup
 from rose_backend.buckets import Bucket
+from rose_backend.calibration import measure
 from rose_backend.config import EngineConfig, HeadConfig
 from rose_backend.core import FLOAT, Batch, Output
 from rose_backend.graphs import GraphCache
 from rose_backend.lazy_tensor import LazyTensor
-from rose_backend.startup import Budgets, prepare_cuda
+from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cuda
 
 _SLOW_FROM = 2048
 
@@ -22,13 +25,16 @@ _SLOW_FROM = 2048
 class Runner:
     """Stands in for a `CudaRunner`, whose attention may or may not be recordable."""
 
-    def __init__(self, largest: int) -> None:
+    def __init__(self, largest: int, room: Bucket | None = None) -> None:
+        self._room = room
         self.selectors: list[Any] = []
         self.pools_spans = False
         self.outputs: Output = FLOAT
         self.graphs: GraphCache[Any] = GraphCache(self._capture, budget=1, largest=largest)
 
     def run_eagerly(self, batch: Batch) -> LazyTensor:
+        bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
+        assert self._room is None or self._room.holds(bucket)
         time.sleep(0.002)
         return LazyTensor(np.zeros((batch.num_sequences, 1), np.float32))
 
@@ -53,3 +59,16 @@ def test_what_cannot_be_recorded_never_is(budget: int | None) -> None:
     assert budget is None or budgets == Budgets(budget, budget)
     for _ in range(3):
         assert runner.graphs.find(Bucket.fitting(100, 4, 30))[1] is None
+
+
+@pytest.mark.parametrize("budget", [None, 16])
+@pytest.mark.parametrize("max_length", [1, 16, 8192])
+@pytest.mark.parametrize("max_sequences", [1, 3, 512])
+def test_nothing_is_run_that_there_is_no_room_for(
+    monkeypatch: pytest.MonkeyPatch, budget: int | None, max_length: int, max_sequences: int
+) -> None:
+    """A runner has room for the largest batch of its limits and no more."""
+    room = Bucket.fitting(max(budget or CUDA_SIZES[-1], max_length), max_sequences, max_length)
+    monkeypatch.setattr(startup, "measure", partial(measure, rounds=1, load_seconds=0))
+    config = EngineConfig(Path(), max_length, HeadConfig(), "cuda:0", token_budget=budget, max_sequences=max_sequences)
+    prepare_cuda(cast(Any, Runner(0, room)), config, vocab_size=100)
