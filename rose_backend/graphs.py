@@ -86,12 +86,16 @@ class GraphCache(Generic[R]):
     counters: GraphCounters = field(default_factory=GraphCounters)
     _recordings: OrderedDict[Bucket, R] = field(default_factory=OrderedDict, init=False)
     _unrecorded: dict[Bucket, _Unrecorded] = field(default_factory=dict, init=False)
+    _failed: set[Bucket] = field(default_factory=set, init=False)
 
     def find(self, bucket: Bucket) -> tuple[Bucket, R | None]:
-        """How to run a batch: the bucket to pad it to, and the recording to replay; None: run it eagerly."""
+        """How to run a batch: the bucket to pad it to, and the recording to replay; None: run it eagerly.
+
+        A bucket that could not be recorded, for want of memory perhaps, is run eagerly from then on.
+        """
         if bucket in self._recordings:
             return bucket, self._replay(bucket)
-        if bucket.num_tokens > self.largest:
+        if bucket.num_tokens > self.largest or bucket in self._failed:
             self.counters.eager += 1
             return bucket, None
         waiting = self._unrecorded.setdefault(bucket, _Unrecorded())
@@ -105,7 +109,13 @@ class GraphCache(Generic[R]):
         elif waiting.hits < 2:
             self.counters.eager += 1
             return bucket, None
-        self._record(bucket)
+        try:
+            self._record(bucket)
+        except Exception:
+            # Whoever sent the batch did not ask for a recording.
+            logger.exception("graph not captured", extra={"bucket": bucket})
+            self.counters.eager += 1
+            return bucket, None
         return bucket, self._replay(bucket)
 
     def recorded(self, bucket: Bucket) -> R | None:
@@ -115,7 +125,8 @@ class GraphCache(Generic[R]):
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit, e.g. those that were hot before a restart."""
         for bucket in buckets:
-            if bucket not in self._recordings and bucket.num_tokens <= self.largest:
+            known = bucket in self._recordings or bucket in self._failed
+            if not known and bucket.num_tokens <= self.largest:
                 self._record(bucket)
 
     def wanted(self) -> Bucket | None:
@@ -133,6 +144,7 @@ class GraphCache(Generic[R]):
         while self._recordings:
             self._recordings.popitem()[1].close()
         self._unrecorded.clear()
+        self._failed.clear()
         self.counters = GraphCounters()
 
     def _replay(self, bucket: Bucket) -> R:
@@ -141,8 +153,12 @@ class GraphCache(Generic[R]):
         return self._recordings[bucket]
 
     def _record(self, bucket: Bucket) -> None:
-        recording = self.capture(bucket)
         self._unrecorded.pop(bucket, None)
+        try:
+            recording = self.capture(bucket)
+        except Exception:
+            self._failed.add(bucket)
+            raise
         self.counters.captures += 1
         self.counters.num_bytes += recording.num_bytes
         self._recordings[bucket] = recording

@@ -209,8 +209,27 @@ def test_a_capture_that_fails_leaves_the_cache_as_it_was(capture: Capture) -> No
         raise RuntimeError("out of memory")
 
     cache: GraphCache[FakeRecording] = GraphCache(broken, 1000, 1000)
-    find(cache, A)
     with pytest.raises(RuntimeError, match="out of memory"):
-        find(cache, A)
+        cache.warm([A])
     assert cache.buckets == []
-    assert cache.counters.captures == 0
+    assert cache.counters == GraphCounters()
+
+
+def test_a_bucket_that_cannot_be_recorded_is_served_eagerly() -> None:
+    """Once is enough to try: a card whose memory is full must not cost every batch of that shape its answers."""
+    tried = []
+
+    def capture(bucket: Bucket) -> FakeRecording:
+        tried.append(bucket)
+        if bucket == A:
+            raise MemoryError("the card is full")
+        return FakeRecording(bucket)
+
+    cache = GraphCache(capture, 1000, 1000)
+    assert [find(cache, A) for _ in range(5)] == [None] * 5
+    assert (cache.counters.eager, cache.counters.captures, cache.wanted()) == (5, 0, None)
+    cache.warm([A, B])
+    assert tried == [A, B]
+    assert find(cache, A) is None  # although B would hold it
+    with pytest.raises(MemoryError):
+        GraphCache(capture, 1000, 1000).warm([A])  # who asks for a recording hears of it
