@@ -92,6 +92,25 @@ class TokenHeads:
 
 
 @dataclass(frozen=True)
+class SpladeConfig:
+    """How a masked language model's logits become weights of the vocabulary's tokens.
+
+    Attributes:
+        largest: whether a weight is the largest over a sequence's tokens, rather than the sum.
+        twice: whether the logarithm is taken twice.
+        inner: what follows the head's first projection.
+        norm_eps: of the norm after it.
+        tied: whether the rows of the second are those of the input embeddings.
+    """
+
+    largest: bool = True
+    twice: bool = False
+    inner: Activation = Activation.GELU
+    norm_eps: float = 1e-12
+    tied: bool = True
+
+
+@dataclass(frozen=True)
 class HeadConfig:
     """What happens after the last layer.
 
@@ -104,6 +123,7 @@ class HeadConfig:
         tanh_codes: whether int8 codes and bits follow pplx-embed's rules instead of sentence-transformers'.
         ranges: of the elements, for int8 codes by the latter; a way of scaling each.
         tokens: heads for single tokens.
+        splade: of a checkpoint whose vectors are weights of the vocabulary's tokens; nothing above is then looked at.
     """
 
     pooling: PoolingMode = PoolingMode.MEAN
@@ -114,6 +134,7 @@ class HeadConfig:
     tanh_codes: bool = False
     ranges: tuple[Ranges, ...] = ()
     tokens: TokenHeads = TokenHeads()
+    splade: SpladeConfig | None = None
 
     @property
     def modes(self) -> tuple[PoolingMode, ...]:

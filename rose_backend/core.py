@@ -41,6 +41,8 @@ class Output(IntFlag):
     """`[num_tokens, 1]` float32: each token's weight."""
     TOKEN = 16
     """`[num_tokens, width]` float32: each token's vector."""
+    VOCABULARY = 32
+    """`[num_rows, vocab_size]` float32: the weight of every token of the vocabulary."""
     __hash__ = int.__hash__  # as for `Lane`
 
 

@@ -236,7 +236,7 @@ class CudaRunner:
         driver.record(whole.computed.cuda_event, self._stream.cuda_stream)
         driver.wait(stream, whole.computed.cuda_event)
         for (form, (values, address, _)), slot in zip(taken.items(), events, strict=True):
-            if form is not FLOAT or batch.keeps_tokens:  # made here, and freed as soon as this returns
+            if forms[form].data_ptr() != output.data_ptr():  # made here, and freed as soon as this returns
                 forms[form].record_stream(self._copy_stream)
             driver.copy_to_host(address, forms[form].data_ptr(), values.nbytes, stream)
             driver.record(slot.copied.cuda_event, stream)  # for whoever takes the slot next

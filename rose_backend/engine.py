@@ -18,6 +18,7 @@ from rose_backend.models.base import RaggedModel
 from rose_backend.models.registry import load_model
 from rose_backend.runner import Runner
 from rose_backend.scoring_head import ScoringHead
+from rose_backend.splade_head import SpladeHead
 from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cpu, prepare_cuda
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
 
 
 def _head(config: EngineConfig, model: RaggedModel, device: torch.device) -> Head:
+    if config.head.splade is not None:
+        return SpladeHead(config.head.splade, config.checkpoint, model.hidden_size, model.vocab_size, device)
     if config.score is None:
         return Head(config.head, model.hidden_size, device)
     return ScoringHead(config.score, config.checkpoint, model.hidden_size, device)

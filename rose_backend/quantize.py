@@ -51,6 +51,8 @@ class Quantizer:
         made = {}
         if outputs & Output.FLOAT:
             made[Output.FLOAT] = x
+        if outputs & Output.VOCABULARY:
+            made[Output.VOCABULARY] = x
         if outputs & Output.INT8:
             made[Output.INT8] = (
                 ops.tanh_codes(x)

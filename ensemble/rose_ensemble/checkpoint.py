@@ -16,7 +16,7 @@ from typing import Any
 from rose_backend.config import HeadConfig
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint_files import CheckpointFiles, positive_number, refuse_others, refuse_unknown
-from rose_ensemble.encoder import read_encoder
+from rose_ensemble.encoder import EMBEDDING_TASK, MASKED_TASK, read_encoder
 from rose_ensemble.int8_ranges import read_ranges
 from rose_ensemble.matryoshka import DECLARING_KEYS, Matryoshka, family_sizes, read_matryoshka
 from rose_ensemble.modules import default_head, read_modules
@@ -86,16 +86,18 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     modules = read_modules(files, folder)
     config_path = modules.transformer / "config.json"
     config = files.mapping(config_path)
-    encoder = read_encoder(files, modules.transformer, config)
     head = modules.head or default_head(config_path, config)
+    splade = head.splade is not None
+    encoder = read_encoder(files, modules.transformer, config, MASKED_TASK if splade else EMBEDDING_TASK)
     st_path = folder / "config_sentence_transformers.json"
     st_config = files.mapping(st_path, optional=True)
     refuse_unknown(st_path, st_config, _ST_KEYS)
-    refuse_others(st_path, st_config, "model_type", ("SentenceTransformer",))
+    refuse_others(st_path, st_config, "model_type", ("SparseEncoder" if splade else "SentenceTransformer",))
     refuse_others(st_path, st_config, "similarity_fn_name", (*_SIMILARITIES, None))
     prompts, default_prompt_name = _prompts(st_path, st_config)
     width = "hidden_size" if "hidden_size" in config else "n_embd"  # NomicBERT keeps the old name
-    dim = head.dim(positive_number(config_path, config, width))
+    vocab_size = positive_number(config_path, config, "vocab_size")
+    dim = vocab_size if splade else head.dim(positive_number(config_path, config, width))
     matryoshka = read_matryoshka(
         dim,
         [(config_path, config), (st_path, st_config), *modules.declarations],
@@ -105,14 +107,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         folder=modules.transformer,
         model_type=str(config.get("model_type")),
-        vocab_size=positive_number(config_path, config, "vocab_size"),
+        vocab_size=vocab_size,
         head=replace(head, ranges=read_ranges(files, folder, dim), tokens=read_token_heads(files, modules.transformer)),
         max_length=encoder.max_length,
         matryoshka=matryoshka,
         lower_case=encoder.lower_case,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        similarity=st_config.get("similarity_fn_name") or "cosine",
+        similarity=st_config.get("similarity_fn_name") or ("dot" if splade else "cosine"),
         stored_dtype=config.get("dtype") or config.get("torch_dtype"),
         separator=_separator(files, modules.transformer, config),
         files=tuple(files.read),

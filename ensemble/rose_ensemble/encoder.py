@@ -41,10 +41,11 @@ _KEYS = {
     *_HARMLESS,
     *_NEW_NAMES.values(),
 }
-EMBEDDING_TASK = "feature-extraction"
+EMBEDDING_TASK, MASKED_TASK = "feature-extraction", "fill-mask"
 _TASKS = {
     EMBEDDING_TASK: ("token_embeddings", "last_hidden_state"),
     "sequence-classification": ("scores", "logits"),
+    MASKED_TASK: ("token_embeddings", "logits"),
     "text-generation": ("causal_logits", "logits"),
 }
 """What each task's output is called, among modules and by transformers."""

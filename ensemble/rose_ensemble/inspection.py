@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rose_backend.config import DenseConfig, ScoreHead
+from rose_backend.config import DenseConfig, ScoreHead, SpladeConfig
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.scoring import Scoring
 
@@ -29,7 +29,7 @@ def inspection(folder: Path, checkpoint: Checkpoint, served_types: tuple[str, ..
         "default_prompt_name": checkpoint.default_prompt_name,
         "lower_case": checkpoint.lower_case,
         "max_length": checkpoint.max_length,
-        "pooling": [mode.value for mode in head.modes],
+        "pooling": [mode.value for mode in head.modes] if head.splade is None else [_splade(head.splade)],
         "include_prompt": head.include_prompt,
         "dense": [_dense(folder, dense) for dense in head.dense],
         "normalize": head.normalize,
@@ -67,6 +67,11 @@ def _scoring(scoring: Scoring) -> dict[str, Any]:
         "truncation": "body" if template else scoring.strategy,
         "instruction": template.instruction if template else None,
     }
+
+
+def _splade(splade: SpladeConfig) -> str:
+    logarithm = "log1p(log1p(relu))" if splade.twice else "log1p(relu)"
+    return f"{'max' if splade.largest else 'sum'} of {logarithm} of the vocabulary's logits"
 
 
 def _dense(folder: Path, dense: DenseConfig) -> dict[str, Any]:

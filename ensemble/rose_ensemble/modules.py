@@ -1,7 +1,7 @@
 """`modules.json` and what each module's own file asks for, by sentence-transformers' rules.
 
 Served: a Transformer, then Pooling, any number of Dense, and at the end Normalize or pplx-embed's FlexibleQuantizer or
-neither. Everything else is refused.
+neither; or a masked language model, then SpladePooling. Everything else is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from rose_backend.config import Activation, DenseConfig, HeadConfig, PoolingMode
 from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint_files import CheckpointFiles, flag, positive_number, refuse_others, refuse_unknown
 from rose_ensemble.matryoshka import DECLARING_KEYS
+from rose_ensemble.splade import MASKED_TRANSFORMER, SPLADE_POOLING, read_splade
 
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _QUANTIZER = "st_quantize.FlexibleQuantizer"  # its rules are in rose_backend/quantize.py; its own code is never run
+_SPLADE = ([MASKED_TRANSFORMER, SPLADE_POOLING], ["Transformer", SPLADE_POOLING])
 _ORDER = re.compile(f"Transformer Pooling( Dense)*( Normalize| {re.escape(_QUANTIZER)})?")
 _OLD_POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -73,6 +75,10 @@ def read_modules(files: CheckpointFiles, folder: Path) -> Modules:
         return Modules(folder, None)
     modules = module_places(files, folder)
     kinds = [kind for kind, _ in modules]
+    if kinds in _SPLADE:
+        (_, transformer), (_, pooling_folder) = modules
+        splade = read_splade(files, transformer, pooling_folder)
+        return Modules(transformer, HeadConfig(PoolingMode.MAX, normalize=False, splade=splade))
     unknown = [kind for kind in kinds if kind not in (*_KINDS, _QUANTIZER)]
     if unknown:
         raise CheckpointError(f"{path}: module type {unknown[0]!r} is not served; known: {[*_KINDS, _QUANTIZER]}")

@@ -46,7 +46,9 @@ class OutputRules:
             InvalidArgumentError: names the parameter and what is missing.
         """
         if request.outputs & Output.SPARSE and self.head.tokens.sparse is None:
-            raise InvalidArgumentError(f"parameter 'outputs' has sparse, but this checkpoint has no {SPARSE_FILE}")
+            raise InvalidArgumentError(
+                f"parameter 'outputs' has sparse, but this checkpoint has no {SPARSE_FILE}, and is no SPLADE"
+            )
         if request.spans is not None and request.outputs & (Output.SPARSE | Output.TOKEN):
             raise InvalidArgumentError("parameter 'outputs' has sparse or token, which chunks of documents do not have")
         dims = request.dims or self.dim
@@ -76,11 +78,11 @@ class OutputRules:
             )
 
 
-def forms_of(names: tuple[str, ...]) -> Output:
-    """The forms with these names."""
+def forms_of(names: tuple[str, ...], head: HeadConfig) -> Output:
+    """The forms with these names, of a checkpoint with this head."""
     forms = Output(0)
     for name in names:
-        forms |= FORMS[name]
+        forms |= Output.VOCABULARY if name == "sparse" and head.splade is not None else FORMS[name]
     return forms
 
 
@@ -117,9 +119,20 @@ def tensors_of(
         yield "TOKEN_EMBEDDING_LENGTHS", lengths.reshape(shape)
     if request.outputs & Output.SPARSE:
         ids, weights, counts = _sparse(request, results[Output.SPARSE][:, 0], tokens.weightless)
-        yield "SPARSE_INDEX", ids[None]
-        yield "SPARSE_WEIGHT", weights[None]
-        yield "SPARSE_LENGTHS", counts.reshape(shape)
+        yield from _sparse_tensors(ids, weights, counts, shape)
+    if request.outputs & Output.VOCABULARY:
+        rows = results[Output.VOCABULARY]
+        sequences, found = np.nonzero(rows)  # no weight is negative
+        counts = np.bincount(sequences, minlength=len(rows)).astype(np.int32)
+        yield from _sparse_tensors(found.astype(np.int32), rows[sequences, found], counts, shape)
+
+
+def _sparse_tensors(
+    ids: Int32Array, weights: Float32Array, counts: Int32Array, shape: tuple[int, int]
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    yield "SPARSE_INDEX", ids[None]
+    yield "SPARSE_WEIGHT", weights[None]
+    yield "SPARSE_LENGTHS", counts.reshape(shape)
 
 
 def _sparse(

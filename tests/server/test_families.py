@@ -40,9 +40,11 @@ from transformers import (
 )
 
 from rose_client import RoseClient
+from tests.support.cases import HARBOUR
 from tests.support.checkpoints import write_json
 from tests.support.library import alone, edit_json, library
 from tests.support.serving import Serving, serving
+from tests.support.splade import make_splade, splade_library
 from tests.support.vectors import assert_close
 
 pytestmark = pytest.mark.slow
@@ -175,7 +177,14 @@ def right() -> dict[str, npt.NDArray[np.float32]]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, right: dict[str, npt.NDArray[np.float32]]) -> Iterator[Serving]:
+def splade(tmp_path_factory: pytest.TempPathFactory, minilm: Path) -> Path:
+    return make_splade(tmp_path_factory.mktemp("splade"), minilm)
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, right: dict[str, npt.NDArray[np.float32]], splade: Path
+) -> Iterator[Serving]:
     options = ["--tokenizers=1", "--token-budget=64", "--probe-interval=600"]
     for name, family in _FAMILIES.items():
         folder = _save(tmp_path_factory.mktemp(name), family)
@@ -183,6 +192,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, right: dict[str, npt.NDArra
         if family.config:
             edit_json(folder / "config.json", **family.config)
         options += [f"--checkpoint={folder}", f"--name={name}"]
+    options += [f"--checkpoint={splade}", "--name=splade"]
     with serving(tmp_path_factory.mktemp("serve"), *options) as found:
         yield found
 
@@ -202,3 +212,16 @@ def test_the_librarys_vectors_differ(served: Serving, right: dict[str, npt.NDArr
     vectors = right[name][:-1]
     distances = np.abs(vectors[:, None] - vectors).max(2) + np.eye(len(vectors))
     assert distances.min() > 1e-3
+
+
+def test_splade(served: Serving, splade: Path) -> None:
+    texts = [HARBOUR, "tea", "", "stone " * 60]
+    model = splade_library(splade)
+    right = [model.encode(text, convert_to_sparse_tensor=False, show_progress_bar=False).numpy() for text in texts]
+    with RoseClient(served.grpc, model="splade") as client:
+        answer = client.embed_with_counts(texts, outputs=["float", "sparse"])
+    assert_close(answer.vectors, np.stack(right))
+    for sparse, row in zip(answer.sparse, right, strict=True):
+        made = np.zeros_like(row)
+        made[sparse.index] = sparse.weight
+        assert_close(made, row)

@@ -192,7 +192,7 @@ def test_tensors_are_cut_and_ordered() -> None:
         "EMBEDDING": [[0, 1, 2], [16, 17, 18]],
         "EMBEDDING_INT8": [[0, 1, 2], [16, 17, 18]],
     }
-    assert forms_of(("binary", "float")) == Output.BINARY | FLOAT
+    assert forms_of(("binary", "float"), HeadConfig()) == Output.BINARY | FLOAT
 
 
 @pytest.mark.parametrize(

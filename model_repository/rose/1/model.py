@@ -121,7 +121,7 @@ class TritonPythonModel:
             spans=work.spans,
         )
         if options.outputs != ("float",):
-            queued.outputs = forms_of(options.outputs)
+            queued.outputs = forms_of(options.outputs, self._outputs.head)
             self._outputs.check(queued)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
