@@ -14,7 +14,7 @@ import tritonclient.grpc as grpcclient
 from rose_client.chunking import Chunk, Item
 from rose_client.exchange import EmbedExchange
 from rose_client.gateway.models import Contract, Model
-from rose_client.wire import EmbedOptions, join_embeddings, text_tensor, time_arguments
+from rose_client.wire import EmbedOptions, join_embeddings, text_tensor, time_arguments, trace_arguments
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class _ScoreExchange:
             "parameters": dict(self.options),
             "request_id": self.request_id,
             **time_arguments(seconds),
+            **trace_arguments(self.options),
         }
 
     def read(self, result: grpcclient.InferResult) -> Scores:
