@@ -120,6 +120,7 @@ class Request:
         fields: what its sequences carry besides their tokens.
         outputs: the forms in which its vectors are wanted.
         spans: the parts of its sequences that have vectors; None: each sequence has one.
+        tag: the sender's own, by which it knows the request in reports; not looked at here.
     """
 
     input_ids: Int32Array
@@ -134,6 +135,7 @@ class Request:
     fields: Fields = field(default_factory=dict)
     outputs: Output = FLOAT
     spans: Spans | None = None
+    tag: object = None
 
     offsets: Int64Array = field(init=False)
     """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""

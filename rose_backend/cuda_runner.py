@@ -202,12 +202,12 @@ class CudaRunner:
         else:
             output = recording.output
             driver.launch(recording.handle, stream)
-        padding = bucket.num_tokens - batch.num_tokens
+        padding, replayed = bucket.num_tokens - batch.num_tokens, recording is not None
         if batch.outputs is FLOAT and batch.spans is None:
-            return self._copy_back(output, batch.num_sequences, padding)
-        return self._copy_forms(output, batch, bucket, padding)
+            return self._copy_back(output, batch.num_sequences, padding, replayed)
+        return self._copy_forms(output, batch, bucket, padding, replayed)
 
-    def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int) -> LazyTensor:
+    def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int, replayed: bool) -> LazyTensor:
         rows, address, events = self._results.take(num_sequences, output.shape[1])
         assert events is not None
         driver, stream = self._driver, self._copy_stream.cuda_stream
@@ -216,10 +216,12 @@ class CudaRunner:
         driver.copy_to_host(address, output.data_ptr(), rows.nbytes, stream)
         self._copied = events.copied.cuda_event
         driver.record(self._copied, stream)
-        return LazyTensor(rows, events, padding)
+        return LazyTensor(rows, events, padding, replayed=replayed)
 
     @torch.inference_mode()
-    def _copy_forms(self, output: torch.Tensor, batch: Batch, bucket: Bucket, padding: int) -> LazyTensor:
+    def _copy_forms(
+        self, output: torch.Tensor, batch: Batch, bucket: Bucket, padding: int, replayed: bool
+    ) -> LazyTensor:
         """Make what is wanted of a batch's vectors, or token vectors, behind it in its stream; copy nothing else."""
         driver, stream = self._driver, self._copy_stream.cuda_stream
         inputs, count = self._staging.views(bucket), batch.num_sequences
@@ -241,7 +243,8 @@ class CudaRunner:
             driver.copy_to_host(address, forms[form].data_ptr(), values.nbytes, stream)
             driver.record(slot.copied.cuda_event, stream)  # for whoever takes the slot next
         self._copied = whole.copied.cuda_event
-        return LazyTensor({form: values for form, (values, _, _) in taken.items()}, whole, padding)
+        results = {form: values for form, (values, _, _) in taken.items()}
+        return LazyTensor(results, whole, padding, replayed=replayed)
 
     def _ring(self, form: Output, values: torch.Tensor) -> PinnedRing:
         if form not in self._rings:

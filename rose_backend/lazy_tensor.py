@@ -41,12 +41,21 @@ class LazyTensor:
             being reused.
         events: recorded before and after the copy; None where the values are already there.
         padding: tokens that were run beside the batch's own, to fill its bucket.
+        replayed: whether they were made by a recorded graph.
     """
 
-    def __init__(self, rows: Float32Array | Results, events: CopyEvents | None = None, padding: int = 0) -> None:
+    def __init__(
+        self,
+        rows: Float32Array | Results,
+        events: CopyEvents | None = None,
+        padding: int = 0,
+        *,
+        replayed: bool = False,
+    ) -> None:
         self._results = {FLOAT: rows} if isinstance(rows, np.ndarray) else rows
         self._events = events
         self.padding = padding
+        self.replayed = replayed
 
     def ready(self) -> bool:
         """Whether `numpy` would return without waiting."""

@@ -19,12 +19,16 @@ class BatchReport:
         seconds: how long the device had it.
         copy_seconds: of these, how long the vectors took to the host.
         padding: tokens that were run beside the batch's own.
+        replayed: whether it ran as a recorded graph.
+        finished_at: `time.monotonic()` seconds when its vectors were on the host.
     """
 
     batch: Batch
     seconds: float
     copy_seconds: float
     padding: int
+    replayed: bool
+    finished_at: float
 
 
 class RequestReport(NamedTuple):

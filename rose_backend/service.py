@@ -36,6 +36,7 @@ class Rows(Protocol):
     """What a step returns: see `LazyTensor`."""
 
     padding: int
+    replayed: bool
 
     @property
     def copy_seconds(self) -> float:
@@ -261,9 +262,10 @@ class RoseService:
             results = rows.results()
         finally:
             with self._arrived:
-                seconds = self._pacer.finished(time.monotonic())
+                now = time.monotonic()
+                seconds = self._pacer.finished(now)
                 self._finished.notify()
-        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding))
+        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding, rows.replayed, now))
         return results
 
     def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:

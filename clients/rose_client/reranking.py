@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 from typing_extensions import TypedDict
 
 from rose_client.chunking import Item
-from rose_client.wire import text_tensor, time_arguments
+from rose_client.wire import text_tensor, time_arguments, trace_arguments
 
 _OUTPUTS = ("SCORE", "LOGIT", "TOKEN_COUNT")
 
@@ -26,6 +26,10 @@ class TruncationOptions(TypedDict, total=False):
     """The side of a text that is cut, `right` (the default) or `left`."""
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
+    traceparent: str
+    """The W3C trace context the request belongs to."""
+    tracestate: str
+    """What goes with it."""
 
 
 class RerankOptions(TruncationOptions, total=False):
@@ -131,6 +135,7 @@ def score_arguments(
         "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
         "parameters": dict(options),
         **time_arguments(seconds),
+        **trace_arguments(options),
     }
 
 

@@ -222,6 +222,7 @@ def infer_arguments(
         "outputs": [grpcclient.InferRequestedOutput(name) for name in names],
         "parameters": parameters,
         **time_arguments(seconds),
+        **trace_arguments(options),
     }
 
 
@@ -231,6 +232,17 @@ def time_arguments(seconds: float) -> dict[str, Any]:
         "client_timeout": seconds,
         "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
     }
+
+
+def trace_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How `infer` hands a sampled trace context on as metadata, where Triton's own tracing looks for it.
+
+    Triton records whatever carries a context, so one that is not sampled is left out: its last digit is even.
+    """
+    parent = options.get("traceparent")
+    if not parent or parent[-1] not in "13579bdf":
+        return {}
+    return {"headers": {name: options[name] for name in ("traceparent", "tracestate") if name in options}}
 
 
 def text_tensor(name: str, texts: Sequence[Item]) -> grpcclient.InferInput:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose_backend.errors import RoseError
+from rose_ensemble.tracing import triton_options
 
 _PYTHONS = ("3.10", "3.11", "3.12")
 _EXIT_SECONDS = 120  # for what was accepted; Triton's 30 would drop the end of a long queue
@@ -66,6 +67,7 @@ class TritonServer:
             "--disable-auto-complete-config",
             "--pinned-memory-pool-byte-size=0",  # tensors cross Triton in ordinary memory; the engine pins its own
             "--log-info=false",
+            *triton_options(),
         ]
         if not Path("/dev/nvidia0").exists():
             command.append("--allow-gpu-metrics=false")

@@ -156,6 +156,7 @@ _CASES: list[dict[str, Any]] = [
         "serviceAccount": {"annotations": {"a": "b"}},
         "extraArgs": ["--log-level=info"],
     },
+    {"tracing": {"endpoint": "http://collector:4318"}, "networkPolicy": {"egress": [{"to": [{"podSelector": {}}]}]}},
 ]
 
 
@@ -191,6 +192,7 @@ def test_helm_lint_finds_nothing() -> None:
         ({"models": [{"name": "a", "checkpoint": "relative"}]}, "checkpoint"),
         ({"autoscaling": {"kind": "vpa"}}, "autoscaling"),
         ({"replicas": 3}, "replicas"),
+        ({"tracing": {"endpoint": "collector:4318"}}, "endpoint"),
         ({"replicaCount": 0}, "replicaCount"),
     ],
 )
@@ -224,6 +226,15 @@ def test_who_may_talk_to_whom() -> None:
     policy = _render()["NetworkPolicy embed-rose"]["spec"]
     assert policy["egress"] == []
     assert [[port["port"] for port in rule["ports"]] for rule in policy["ingress"]] == [[8000, 8001], [8002]]
+
+
+def test_tracing_is_off_until_a_collector_is_named() -> None:
+    assert "env" not in _render()["Deployment embed-rose"]["spec"]["template"]["spec"]["containers"][0]
+    rule = {"to": [{"podSelector": {}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
+    manifests = _render({"tracing": {"endpoint": "http://collector:4318"}, "networkPolicy": {"egress": [rule]}})
+    container = manifests["Deployment embed-rose"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"} in container["env"]
+    assert manifests["NetworkPolicy embed-rose"]["spec"]["egress"] == [rule]
 
 
 def test_scaling_takes_the_replicas_over() -> None:

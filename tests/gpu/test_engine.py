@@ -357,6 +357,14 @@ def test_a_larger_recording_gives_the_same_vectors(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_step_says_whether_it_was_replayed(tmp_path: Path) -> None:
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
+    batch = synthetic_batch(40, 40, _VOCAB)
+    assert [engine.step(batch).replayed for _ in range(3)] == [False, True, True]
+    assert engine.step(replace(batch, outputs=Output.BINARY)).replayed  # the same recording, and the codes behind it
+    engine.close()
+
+
 def test_warm_buckets_replay_at_once(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
     runner = engine.runner

@@ -21,6 +21,7 @@ class MadeUp:
 
     copy_seconds = 0.0
     padding = 0
+    replayed = False
 
     def __init__(self, rows: Callable[[], Float32Array]) -> None:
         self._rows = rows

@@ -22,6 +22,11 @@ def _imported(statement: str) -> set[str]:
         ("import rose_backend.engine", {"rose_ensemble", "rose_client"}),
         ("import rose_backend.packer, rose_backend.core, rose_backend.admission, rose_backend.service", {"torch"}),
         ("import rose_ensemble.tokenize_step", {"torch", "transformers", "tritonclient", "rose_client"}),
+        (
+            "import rose_ensemble.engine_tracing as e, rose_ensemble.tracing as t; t.open_tracing('rose', {})",
+            {"opentelemetry", "torch", "tokenizers"},
+        ),
+        ("import rose_client.gateway.app", {"torch", "tokenizers"}),
         ("import rose_client", {"torch", "tokenizers", "rose_backend", "rose_ensemble"}),
         ("import rose_client.cli.main", {"torch", "tokenizers", "transformers"}),
     ],

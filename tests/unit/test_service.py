@@ -38,6 +38,7 @@ class LostRows:
 
     copy_seconds = 0.0
     padding = 0
+    replayed = False
 
     def results(self) -> Results:
         raise RuntimeError("device lost")
@@ -71,6 +72,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.batches: list[Batch] = []
+        self.reports: list[BatchReport] = []
         self.done: list[tuple[int, bool]] = []
         self.seconds: list[float] = []
         self.outcomes: list[Outcome] = []
@@ -78,6 +80,7 @@ class Recorder:
 
     def batch_done(self, report: BatchReport) -> None:
         self.batches.append(report.batch)
+        self.reports.append(report)
 
     def requests_done(self, reports: Sequence[RequestReport]) -> None:
         for report in reports:

@@ -26,7 +26,9 @@ from rose_client.gateway.service import Service
 from rose_client.gateway.shell import Shell, describe_security
 from rose_client.gateway.status import Status
 from rose_client.gateway.tei_routes import tei_routes
+from rose_client.gateway.tracing import GatewayTracing
 from rose_client.gateway.vocabulary import Vocabularies
+from rose_ensemble.tracing import open_tracing
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -43,12 +45,14 @@ def create_app(config: GatewayConfig) -> ASGIApp:
     """
     metrics = GatewayMetrics()
     direct: dict[str, DirectRoute] = {}
+    opened = open_tracing("rose-gateway")
+    tracing = None if opened is None else GatewayTracing(opened)
     routes = FastAPI(
         title="ROSE gateway",
         version=version("rose-on-triton"),
         description="Embeddings and reranking by the routes of OpenAI, Perplexity, Cohere, Jina and "
         "text-embeddings-inference.",
-        lifespan=_lifespan(config, metrics, direct),
+        lifespan=_lifespan(config, metrics, direct, tracing),
         responses=_ERRORS,
         redoc_url=None,
     )
@@ -76,10 +80,12 @@ def create_app(config: GatewayConfig) -> ASGIApp:
             return document
 
         routes.openapi = with_security  # type: ignore[method-assign]
-    return Shell(routes, direct, config, metrics)
+    return Shell(routes, direct, config, metrics, tracing)
 
 
-def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, DirectRoute]) -> Any:
+def _lifespan(
+    config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, DirectRoute], tracing: GatewayTracing | None
+) -> Any:
     """Connections belong to the running event loop, so they are made, and the routes with them, when it starts."""
 
     @asynccontextmanager
@@ -99,5 +105,7 @@ def _lifespan(config: GatewayConfig, metrics: GatewayMetrics, direct: dict[str, 
             yield
         finally:
             await service.close()
+            if tracing is not None:
+                tracing.close()
 
     return lifespan

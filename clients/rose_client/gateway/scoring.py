@@ -15,7 +15,7 @@ from rose_client.chunking import Chunk, Item
 from rose_client.gateway.context import Context
 from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.models import Contract, Model
-from rose_client.wire import EmbedOptions, text_tensor, time_arguments
+from rose_client.wire import EmbedOptions, text_tensor, time_arguments, trace_arguments
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ class _ScoreExchange:
             "parameters": dict(self.options),
             "request_id": self.request_id,
             **time_arguments(seconds),
+            **trace_arguments(self.options),
         }
 
     def read(self, result: grpcclient.InferResult) -> Scores:

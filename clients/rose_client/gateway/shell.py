@@ -20,6 +20,7 @@ from rose_client.gateway.context import Context
 from rose_client.gateway.direct import DirectRoute
 from rose_client.gateway.errors import GatewayError, error_response
 from rose_client.gateway.metrics import GatewayMetrics
+from rose_client.gateway.tracing import GatewayTracing
 from rose_client.wire import EmbedOptions
 
 logger = logging.getLogger(__name__)
@@ -41,16 +42,23 @@ class Shell:
         direct: those that are, by path; POST all.
         config: keys and limits.
         metrics: where to count.
+        tracing: makes a span of every request to a direct route; None: that is off.
     """
 
     def __init__(
-        self, app: ASGIApp, direct: Mapping[str, DirectRoute], config: GatewayConfig, metrics: GatewayMetrics
+        self,
+        app: ASGIApp,
+        direct: Mapping[str, DirectRoute],
+        config: GatewayConfig,
+        metrics: GatewayMetrics,
+        tracing: GatewayTracing | None = None,
     ) -> None:
         self._app = app
         self._direct = direct
         self._limit = config.max_body_bytes
         self._keys = tuple(_digest(key.encode()) for key in config.api_keys)
         self._metrics = metrics
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One connection of HTTP, or the application's start and end."""
@@ -64,6 +72,7 @@ class Shell:
         path: str = scope["path"]
         direct = self._direct.get(path) if scope["method"] == "POST" else None
         self._metrics.began()
+        span = None if self._tracing is None or direct is None else self._tracing.begin(path, context)
         try:
             self._admit(path, headers)
             body = await _read_body(headers, receive, self._limit)
@@ -89,6 +98,8 @@ class Shell:
         finally:
             route = direct.path if direct is not None else getattr(scope.get("route"), "path", "other")
             self._metrics.ended(route, answer.status, time.perf_counter() - context.began, context)
+            if self._tracing is not None and span is not None:
+                self._tracing.end(span, answer.status, context)
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if not self._keys or path in OPEN_ROUTES:

@@ -20,12 +20,14 @@ from rose_backend.service import RoseService
 from rose_ensemble.arrival import arrived_at
 from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
+from rose_ensemble.engine_tracing import TracedMetrics
 from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
 from rose_ensemble.scores import scores_of
+from rose_ensemble.tracing import open_tracing
 from rose_ensemble.work import NO_STAMP, Work
 
 _SWITCH_SECONDS = 0.0001  # how long one thread may keep the others from running Python; the default is 5 ms
@@ -47,13 +49,15 @@ class TritonPythonModel:
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = EngineMetrics(self._book, self._engine)
+        tracing = open_tracing("rose")
+        self._traced = None if tracing is None else TracedMetrics(self._metrics, tracing)
         board = QueueBoard.of_server(os.getppid(), args["model_name"], instance.count)
         self._board = board
         self._service = RoseService(
             self._engine,
             TokenPacker(self._engine.token_budget, instance.config.max_sequences),
             Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields, self._engine.pools_spans),
-            self._metrics,
+            self._traced or self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
             bulk_packer=TokenPacker(self._engine.bulk_budget, instance.config.max_sequences),
@@ -82,6 +86,8 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Answer what was accepted, then stop."""
         self._service.close()
+        if self._traced is not None:
+            self._traced.close()
         self._book.stop()
         self._engine.close()
 
@@ -125,6 +131,8 @@ class TritonPythonModel:
             self._outputs.check(queued)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
+        if self._traced is not None:
+            queued.tag = self._traced.tag_of(request)
         timeout = request.timeout()  # microseconds; 0: none
         if timeout:
             queued.deadline = queued.arrived + timeout / 1e6

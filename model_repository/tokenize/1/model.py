@@ -21,6 +21,7 @@ from rose_ensemble.score_step import ScoreInput, ScoreStep
 from rose_ensemble.texts import TextLimits, decode_texts, read_chunk_counts, read_token_input
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
+from rose_ensemble.tracing import open_tracing
 
 
 class TritonPythonModel:
@@ -41,6 +42,7 @@ class TritonPythonModel:
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = TokenizeMetrics(self._book)
         self._book.start()
+        self._tracing = open_tracing("rose")
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer each request with its tokens or its own error."""
@@ -52,13 +54,19 @@ class TritonPythonModel:
         prepared = [self._read(request) for request in requests]
         good = [item for item in prepared if not isinstance(item, RoseError)]
         outcomes = iter(self._step.run(good))
-        answers = [_response(item if isinstance(item, RoseError) else next(outcomes)) for item in prepared]
-        self._metrics.done(good, time.perf_counter() - began)
+        results = [item if isinstance(item, RoseError) else next(outcomes) for item in prepared]
+        answers = [_response(result) for result in results]
+        seconds = time.perf_counter() - began
+        self._metrics.done(good, seconds)
+        if self._tracing is not None:
+            self._tracing.tokenized(requests, results, seconds)
         return answers
 
     def finalize(self) -> None:
-        """Hand on the last counts."""
+        """Hand on the last counts and spans."""
         self._book.stop()
+        if self._tracing is not None:
+            self._tracing.close()
 
     def _read(self, request: Any) -> TokenizeInput | ScoreInput | RoseError:
         try:
