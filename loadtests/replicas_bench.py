@@ -1,7 +1,8 @@
 """How throughput grows with engines: the same loads at 1, 2, 4, ... GPUs, in one run.
 
-Loads grow with the number of engines, so that each has as much to do. `2 on 1` are two engines on one GPU. At the end
-one engine's process is killed under load on the largest server: what was answered before, until it was back, and after.
+Loads grow with the number of engines, so that each has as much to do. A lone GPU is shared by two engines as well. At
+the end one engine's process is killed under load on the largest server: what was answered before, until it was back,
+and after.
 
     python loadtests/replicas_bench.py --tokenizer tokenizer.json --output loadtests/results/replicas-h200.json \\
         [--devices cuda:0,cuda:1]
@@ -149,7 +150,9 @@ def main() -> None:
     folder = args.checkpoint or write_qwen3_embedding(work / _MODEL, args.tokenizer)
     result: dict[str, Any] = {"benchmark": "replicas", "model": folder.name, "rows": []}
     counts = [count for count in (1, 2, 4, 8) if count <= len(devices)]
-    plans = {"2 on 1": devices[:1] * 2} | {str(count): devices[:count] for count in counts}
+    plans = {str(count): devices[:count] for count in counts}
+    if len(devices) == 1:
+        plans["2 on 1"] = devices * 2
     for label, chosen in plans.items():
         with serving(folder, work, chosen):
             busy = metric("rose_step_seconds_sum")

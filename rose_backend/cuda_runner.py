@@ -65,6 +65,7 @@ class CudaRunner:
         self._model = model
         self._head = head
         self._device = model.geometries[0].device
+        torch.cuda.set_device(self._device)  # events belong to the current card, whichever records them
         self._ops = TritonOps(self._device, model.geometries[0].dtype)
         self.selectors = [
             select_attention(

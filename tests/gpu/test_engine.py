@@ -486,3 +486,16 @@ def test_start_where_batches_are_small(tmp_path: Path, max_sequences: int, max_l
     cosines = (_embed(engine, sequences) * _oracle(tmp_path, BertModel, sequences, PoolingMode.MEAN)).sum(1)
     engine.close()
     assert cosines.min() >= 0.999
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_another_card_than_the_current_one(tmp_path: Path) -> None:
+    """Events and launches belong to the current card, which is the first one unless somebody says otherwise."""
+    folder = _qwen3(tmp_path, causal=True)
+    vectors = []
+    for device in ("cuda:0", "cuda:1"):
+        torch.cuda.set_device(0)
+        engine = RoseEngine(_config(folder, PoolingMode.LAST, device=device))
+        vectors.append([_embed(engine, _sequences([40, 3, 200])) for _ in range(3)])
+        engine.close()
+    assert np.array_equal(*vectors)
