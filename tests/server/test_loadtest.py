@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import json
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("locust", reason="pip install 'rose-on-triton[loadtest]'")
+if importlib.util.find_spec("locust") is None:  # found, not imported: that would put gevent under all tests
+    pytest.skip("pip install 'rose-on-triton[loadtest]'", allow_module_level=True)
 
 from loadtests.traffic.own_server import Served, own_server
 from loadtests.traffic.running import LoadError, ScoreTarget, Target, run_plan
