@@ -17,6 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from rose_client.gateway.context import Context
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _GONE = "499"  # nginx's status for a sender that went away
 
@@ -60,6 +61,15 @@ class GatewayMetrics:
         self._cache_size = Gauge(
             "rose_gateway_cache_bytes", "What it holds.", multiprocess_mode="livesum", registry=self._registry
         )
+        self._requests_per_call = Histogram(
+            "rose_gateway_requests_per_call",
+            "Small requests that travelled together.",
+            buckets=_REQUESTS,
+            registry=self._registry,
+        )
+        self._calls_parted = self._counter(
+            "rose_gateway_calls_parted", "Of those calls, refused for one request and sent again one by one."
+        )
         self._hedges = self._counter("rose_gateway_hedges", "Slow chunks that went to another server or engine too.")
         self._hedges_won = self._counter("rose_gateway_hedges_won", "Of those, answered there first.")
 
@@ -93,6 +103,14 @@ class GatewayMetrics:
     def hedge_won(self) -> None:
         """The second one was answered first."""
         self._hedges_won.inc()
+
+    def call_sent(self, num_requests: int) -> None:
+        """A call of so many small requests went out."""
+        self._requests_per_call.observe(num_requests)
+
+    def call_parted(self) -> None:
+        """Its requests were sent again one by one."""
+        self._calls_parted.inc()
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self._registry)
