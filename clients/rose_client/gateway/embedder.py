@@ -58,5 +58,5 @@ class Embedder:
             answer = join_embeddings(await model.client.exchange(items, exchange, counts=counts))
         else:
             answer = await self._merger.embed(model.client, items, tokens, exchange)
-        context.num_tokens += int(answer.token_counts.sum())
+        context.num_tokens += answer.num_tokens
         return answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -46,8 +47,8 @@ class MergePolicy:
         for name in ("calls_per_server", "max_request_texts", "max_request_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: give at least 1")
-        if not 0 < self.longest_wait < 1:
-            raise ValueError(f"longest_wait is {self.longest_wait}: give more than 0 and less than 1 second")
+        if not 0 < self.longest_wait < math.inf:
+            raise ValueError(f"longest_wait is {self.longest_wait}: give a positive, finite number of seconds")
         if self.max_request_texts > min(32, self.max_texts):
             raise ValueError(f"max_request_texts is {self.max_request_texts}: give at most 32 and max_texts")
         if self.max_request_tokens > self.max_tokens:
