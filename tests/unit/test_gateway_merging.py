@@ -209,6 +209,21 @@ async def test_nobody_waits_longer_than_allowed() -> None:
     assert [await _numbers(task) for task in tasks] == [[0], [1], [2]]
 
 
+async def test_where_servers_are_quick_nobody_waits_long() -> None:
+    senders = _Senders()
+    tasks = [await senders.send(1), await senders.send(2)]
+    senders.client.calls[0].end()  # it took next to nothing
+    await _settle()
+    tasks.append(await senders.send(3))
+    deadline = time.monotonic() + 10  # of the 30 s that the policy allows
+    while len(senders.client.calls) < 3 and time.monotonic() < deadline:
+        await asyncio.sleep(0.001)
+    assert _texts(senders.client)[1:] == [[b"2"], [b"3"]]
+    for call in senders.client.calls[1:]:
+        call.end()
+    assert [await _numbers(task) for task in tasks] == [[1], [2], [3]]
+
+
 async def test_calls_are_bounded_and_full_ones_leave() -> None:
     senders = _Senders(MergePolicy(calls_per_server=1, longest_wait=30.0, max_texts=4, max_request_texts=3))
     for numbers in ([1], [2, 3], [4, 5], [6, 7, 8], [9]):

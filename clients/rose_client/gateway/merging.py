@@ -29,7 +29,8 @@ class MergePolicy:
 
     Attributes:
         calls_per_server: calls with equal options that are under way before the next request waits for others.
-        longest_wait: seconds after which it leaves although none of those is answered.
+        longest_wait: seconds after which it leaves although none of those is answered, or after half of what the
+            latest one took, if that is less: where servers are quick, so is it.
         max_texts: most texts of a call; one that is full leaves at once.
         max_tokens: most tokens of a call.
         max_request_texts: a request of more travels alone; at most 32, what is online work by its size.
@@ -37,7 +38,7 @@ class MergePolicy:
     """
 
     calls_per_server: int = 2
-    longest_wait: float = 0.005
+    longest_wait: float = 0.025
     max_texts: int = 64
     max_tokens: int = 4096
     max_request_texts: int = 8
@@ -150,20 +151,21 @@ class _Queue:
         self._timeout = merger.timeout
         self._watch = merger.watch
         self._running = 0  # calls
+        self._latest = math.inf  # seconds that the latest one took
         self._waiting: list[_Member] = []
         self._num_texts = self._num_tokens = 0  # of those that wait
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._calls: set[_MergedCall] = set()
 
     async def embed(self, items: Sequence[Item], tokens: int, exchange: EmbedExchange) -> Embeddings:
         began = time.monotonic()
-        if self._running < self._most_calls and not self._waiting:
-            self._running += 1
+        if not self._running:
+            self._running = 1
             self._watch.call_sent(1)
             try:
                 return await self._alone(items, exchange, began)
             finally:
-                self._ended()
+                self._ended(began)
         member = _Member(items, tokens, exchange.request_id, began, asyncio.get_running_loop().create_future())
         self._add(member)
         try:
@@ -173,18 +175,19 @@ class _Queue:
             raise
         return await self._alone(items, exchange, began) if answer is None else answer
 
-    def _ended(self) -> None:
+    def _ended(self, began: float) -> None:
         """A call is over, and the next may leave."""
         self._running -= 1
+        self._latest = time.monotonic() - began
         if self._waiting and self._running < self._most_calls:
             self._send()
         if not self._running:
             self._forget()
 
-    def _ended_together(self, call: _MergedCall) -> None:
+    def _ended_together(self, call: _MergedCall, began: float) -> None:
         self._calls.remove(call)
         call.close()
-        self._ended()
+        self._ended(began)
 
     def _add(self, member: _Member) -> None:
         policy, count = self._policy, len(member.items)
@@ -196,7 +199,11 @@ class _Queue:
         if self._num_texts == policy.max_texts or self._num_tokens == policy.max_tokens:
             self._send()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(policy.longest_wait, self._send)
+            loop = asyncio.get_running_loop()
+            if self._running < self._most_calls:
+                self._timer = loop.call_soon(self._send)  # with whatever else came in this round of the event loop
+            else:
+                self._timer = loop.call_later(min(policy.longest_wait, self._latest / 2), self._send)
 
     def _send(self) -> None:
         """Let all who wait leave, in one call."""
@@ -212,7 +219,8 @@ class _Queue:
         call = _MergedCall(members, self._timeout)
         self._calls.add(call)  # an event loop holds its tasks by weak references alone
         call.start(self._client, self._exchange, self._watch)
-        call.task.add_done_callback(lambda _: self._ended_together(call))
+        began = time.monotonic()
+        call.task.add_done_callback(lambda _: self._ended_together(call, began))
 
     def _leave(self, member: _Member) -> None:
         """Its sender has gone."""
