@@ -171,6 +171,7 @@ class AsyncRoseClient:
         beside: int = 0,
         counts: Sequence[int] = (),
         first: int | None = None,
+        began: float | None = None,
     ) -> list[Answer]:
         """Send items in chunks; the answers of the chunks, in the order of the items.
 
@@ -180,11 +181,14 @@ class AsyncRoseClient:
             beside: tokens that are run with each item, besides its own.
             counts: how many of the items form each document; empty: each is on its own.
             first: index of the first item in the larger input they are of, which errors are told of.
+            began: when the call's time began to run, on `time.monotonic`; None: now.
 
         Raises:
             RequestError: as for `RoseClient.embed_with_counts`.
         """
-        call: Call[Answer] = self._dispatcher.call(items, time.monotonic(), beside, counts, first)
+        call: Call[Answer] = self._dispatcher.call(
+            items, time.monotonic() if began is None else began, beside, counts, first
+        )
         try:
             if call.is_single and self._dispatcher.hedger is None:
                 await self._run_single(call, exchange)

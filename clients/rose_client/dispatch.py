@@ -46,6 +46,13 @@ class Attempt:
     is_extra: bool = False
 
 
+def expired(answered: int, count: int, seconds: float) -> RequestError:
+    """What a call that may take so many seconds fails with when they are over."""
+    return RequestError(
+        "DEADLINE_EXCEEDED", f"{answered} of {count} texts were answered in the {seconds:g} s of the call"
+    )
+
+
 class Dispatcher:
     """What the calls of one client share.
 
@@ -144,10 +151,7 @@ class Call(Generic[Answer]):
         if now >= self._deadline:
             answered = sum(len(self._chunks[index].texts) for index in self._answers)
             count = sum(len(chunk.texts) for chunk in self._chunks)
-            failure = RequestError(
-                "DEADLINE_EXCEEDED",
-                f"{answered} of {count} texts were answered in the {self._dispatcher.timeout:g} s of the call",
-            )
+            failure = expired(answered, count, self._dispatcher.timeout)
             raise failure if self._first is None else failure.of_texts(self._first, count)
         attempts = []
         while self._due and self._due[0][0] <= now:

@@ -92,6 +92,11 @@ class Embeddings:
     token_counts: npt.NDArray[np.int32]
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that were run, of all texts."""
+        return sum(self.token_counts.tolist())  # of a few, sooner than by numpy
+
+    @property
     def vectors(self) -> npt.NDArray[np.float32]:
         """`[num_texts, dim]` float32.
 

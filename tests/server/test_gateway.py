@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from rose_client.gateway.config import GatewayConfig
+from rose_client.gateway.merging import MergePolicy
 from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.gateway.models import Models
 from rose_client.hedging import HedgePolicy
@@ -455,3 +457,44 @@ def test_status_page_in_a_browser(gateway: httpx.Client, tmp_path: Path, hash_: 
     result = page[page.index('id="result"') :]
     assert shown in result
     assert "The ferry leaves the harbour at dawn." in result
+
+
+def test_requests_that_travel_together_get_what_they_would_alone(server: Endpoints) -> None:
+    """Of all options at once; one bad request among those it travels with fails alone."""
+    texts = make_texts(24, longest=40, seed=7)
+    bodies: list[dict[str, Any]] = []
+    for index, text in enumerate(texts):
+        bodies += [
+            {"input": text},
+            {"input": [text, texts[index - 1]], "encoding_format": "base64"},
+            {"input": text, "normalize": False},
+            {"input": text, "truncate": False},
+            {"input": TEA_IDS if index % 2 else POT_IDS},
+        ]
+    bad = [{"input": "tea " * 300, "truncate": False}, {"input": [101, VOCAB_SIZE, 102]}]
+    mixed = [*bodies[:50], *bad, *bodies[50:]]
+
+    def post(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
+        return client.post("/v1/embeddings", json=body)
+
+    with running_gateway(server.grpc, merging=None) as alone, ThreadPoolExecutor(4) as pool:
+        expected = list(pool.map(lambda body: post(alone, body), mixed))
+    policy = MergePolicy(calls_per_server=1, longest_wait=0.2)
+    with running_gateway(server.grpc, merging=policy) as together, ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(lambda body: post(together, body), mixed))
+        page = together.get("/metrics").text
+    for body, answer, other in zip(mixed, answers, expected, strict=True):
+        assert answer.status_code == other.status_code == (400 if body in bad else 200)
+        if body in bad:
+            assert answer.json() == other.json()
+            continue
+        assert answer.json()["usage"] == other.json()["usage"]
+        assert_close(_rows(answer), _rows(other))
+    calls = int(float(re.findall(r"^rose_gateway_requests_per_call_count (\S+)", page, re.MULTILINE)[0]))
+    assert calls < len(mixed) * 0.8
+    assert float(re.findall(r"^rose_gateway_calls_parted_total (\S+)", page, re.MULTILINE)[0]) >= 1
+
+
+def _rows(answer: httpx.Response) -> Any:
+    rows = [entry["embedding"] for entry in answer.json()["data"]]
+    return [np.frombuffer(base64.b64decode(row), "<f4") if isinstance(row, str) else row for row in rows]

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from rose_client.cli.gateway_process import GatewayFailedError, GatewayProcess, require_packages
 from rose_client.cli.main import app
+from rose_client.gateway.merging import MergePolicy
 from rose_client.hedging import HedgePolicy
 from rose_ensemble.server_process import Endpoints
 from tests.support.fake_triton import FakeTriton, fake_triton
@@ -71,17 +72,24 @@ def test_workers_share_a_port_and_count_together(fake: FakeTriton, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_cache_and_hedging_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off unless asked for; the workers' caches add up to what was asked for."""
-    found: list[tuple[int, HedgePolicy | None]] = []
+def test_cache_hedging_and_merging_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two are off unless asked for; the workers' caches add up to what was asked for."""
+    found: list[tuple[int, HedgePolicy | None, MergePolicy | None]] = []
     monkeypatch.setattr(
-        "rose_client.gateway.server.run", lambda config, *_: found.append((config.cache_bytes, config.hedging))
+        "rose_client.gateway.server.run",
+        lambda config, *_: found.append((config.cache_bytes, config.hedging, config.merging)),
     )
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")  # set for two workers, and put back afterwards
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR")
-    for options in ([], ["--cache-mib=8", "--workers=2"], ["--hedge-percent=5"]):
+    for options in ([], ["--cache-mib=8", "--workers=2"], ["--hedge-percent=5"], ["--no-merge"]):
         assert CliRunner().invoke(app, ["gateway", "--port=0", *options]).exit_code == 0
-    assert found == [(0, None), (4 * 2**20, None), (0, HedgePolicy(0.05, 95.0))]
+    merged = MergePolicy()
+    assert found == [
+        (0, None, merged),
+        (4 * 2**20, None, merged),
+        (0, HedgePolicy(0.05, 95.0), merged),
+        (0, None, None),
+    ]
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("\n", "holds no key")])

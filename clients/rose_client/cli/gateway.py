@@ -50,6 +50,9 @@ def gateway(
     hedge_percentile: Annotated[
         float, typer.Option(min=1, max=99.9, help="Of the times that chunks took lately: longer is slow.")
     ] = 95.0,
+    merge: Annotated[
+        bool, typer.Option(help="Let small requests with equal options travel together while others are under way.")
+    ] = True,
 ) -> None:
     """Answer the routes of OpenAI, Cohere, Jina and text-embeddings-inference by asking running servers."""
     keys = api_keys(api_key_file)
@@ -58,6 +61,7 @@ def gateway(
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
         try:
             from rose_client.gateway.config import GatewayConfig
+            from rose_client.gateway.merging import MergePolicy
             from rose_client.gateway.server import listen, run
             from rose_client.hedging import HedgePolicy
         except ImportError as cause:
@@ -71,6 +75,7 @@ def gateway(
             metrics_urls=tuple(metrics_url or ()),
             cache_bytes=cache_mib * _MEBIBYTE // workers,
             hedging=HedgePolicy(hedge_percent / 100, hedge_percentile) if hedge_percent else None,
+            merging=MergePolicy() if merge else None,
         )
         try:
             listener = listen(host, port)

@@ -166,7 +166,7 @@ def cohere_routes(service: Service) -> APIRouter:
             "texts": body.texts,
             "meta": {
                 "api_version": {"version": "2"},
-                "billed_units": {"input_tokens": int(answer.token_counts.sum())},
+                "billed_units": {"input_tokens": answer.num_tokens},
             },
             "response_type": "embeddings_by_type",
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rose_client.gateway.merging import MergePolicy
 from rose_client.hedging import HedgePolicy
 
 
@@ -21,6 +22,7 @@ class GatewayConfig:
         metrics_urls: `host:port` of the servers' metrics pages, for the status page.
         cache_bytes: most memory of a process for vectors of texts that came before; 0: none are kept.
         hedging: when a chunk that is slow goes to another server or engine too; None: never.
+        merging: which small requests travel together while others are under way; None: none.
     """
 
     urls: Sequence[str] = ("localhost:8001",)
@@ -31,6 +33,7 @@ class GatewayConfig:
     metrics_urls: Sequence[str] = ()
     cache_bytes: int = 0
     hedging: HedgePolicy | None = None
+    merging: MergePolicy | None = MergePolicy()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_inputs"):

@@ -8,6 +8,7 @@ from rose_client.chunking import Item
 from rose_client.exchange import EmbedExchange
 from rose_client.gateway.cache import VectorCache, entries_of, joined, keys_of
 from rose_client.gateway.context import Context
+from rose_client.gateway.merging import Merger
 from rose_client.gateway.models import Model
 from rose_client.wire import Embeddings, EmbedOptions, join_embeddings
 
@@ -17,10 +18,12 @@ class Embedder:
 
     Args:
         cache: None: everything is asked for.
+        merger: lets small requests travel together; None: each is a call of its own.
     """
 
-    def __init__(self, cache: VectorCache | None) -> None:
+    def __init__(self, cache: VectorCache | None, merger: Merger | None = None) -> None:
         self._cache = cache
+        self._merger = merger
 
     async def embed(
         self, model: Model, items: Sequence[Item], options: EmbedOptions, context: Context, counts: Sequence[int] = ()
@@ -46,11 +49,14 @@ class Embedder:
             found |= fresh
         return joined([found[key] for key in keys])
 
-    @staticmethod
     async def _ask(
-        model: Model, items: Sequence[Item], options: EmbedOptions, context: Context, counts: Sequence[int] = ()
+        self, model: Model, items: Sequence[Item], options: EmbedOptions, context: Context, counts: Sequence[int] = ()
     ) -> Embeddings:
         exchange = EmbedExchange(model.name, options, context.request_id)
-        answer = join_embeddings(await model.client.exchange(items, exchange, counts=counts))
-        context.num_tokens += int(answer.token_counts.sum())
+        tokens = None if self._merger is None or counts else self._merger.takes(items, options)
+        if self._merger is None or tokens is None:
+            answer = join_embeddings(await model.client.exchange(items, exchange, counts=counts))
+        else:
+            answer = await self._merger.embed(model.client, items, tokens, exchange)
+        context.num_tokens += answer.num_tokens
         return answer

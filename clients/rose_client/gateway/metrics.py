@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any, TypeVar, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,7 +17,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from rose_client.gateway.context import Context
 
+_Metric = TypeVar("_Metric", Counter, Histogram)
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 _GONE = "499"  # nginx's status for a sender that went away
 
@@ -30,6 +33,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         disable_created_metrics()  # a second series for each, which nothing here reads
         self._registry = CollectorRegistry()
+        self._series: dict[Any, Any] = {}
         self._requests = Counter(
             "rose_gateway_requests", "Requests answered.", ("route", "status"), registry=self._registry
         )
@@ -60,6 +64,15 @@ class GatewayMetrics:
         self._cache_size = Gauge(
             "rose_gateway_cache_bytes", "What it holds.", multiprocess_mode="livesum", registry=self._registry
         )
+        self._requests_per_call = Histogram(
+            "rose_gateway_requests_per_call",
+            "Small requests that travelled together.",
+            buckets=_REQUESTS,
+            registry=self._registry,
+        )
+        self._calls_parted = self._counter(
+            "rose_gateway_calls_parted", "Of those calls, refused for one request and sent again one by one."
+        )
         self._hedges = self._counter("rose_gateway_hedges", "Slow chunks that went to another server or engine too.")
         self._hedges_won = self._counter("rose_gateway_hedges_won", "Of those, answered there first.")
 
@@ -70,11 +83,11 @@ class GatewayMetrics:
     def ended(self, route: str, status: int | None, seconds: float, context: Context) -> None:
         """It was answered, or its sender went away."""
         self._running.dec()
-        self._requests.labels(route, _GONE if status is None else str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._of(self._requests, route, _GONE if status is None else str(status)).inc()
+        self._of(self._seconds, route).observe(seconds)
         if context.upstream_seconds:
-            self._upstream.labels(route).observe(context.upstream_seconds)
-            self._tokens.labels(route).inc(context.num_tokens)
+            self._of(self._upstream, route).observe(context.upstream_seconds)
+            self._of(self._tokens, route).inc(context.num_tokens)
 
     def cache_asked(self, hits: int, misses: int) -> None:
         """So many texts were found, and so many not."""
@@ -93,6 +106,22 @@ class GatewayMetrics:
     def hedge_won(self) -> None:
         """The second one was answered first."""
         self._hedges_won.inc()
+
+    def call_sent(self, num_requests: int) -> None:
+        """A call of so many small requests went out."""
+        self._requests_per_call.observe(num_requests)
+
+    def call_parted(self) -> None:
+        """Its requests were sent again one by one."""
+        self._calls_parted.inc()
+
+    def _of(self, metric: _Metric, *labels: str) -> _Metric:
+        """Its series with these labels, which prometheus_client takes long to find."""
+        key = (metric, *labels)
+        series = self._series.get(key)
+        if series is None:
+            series = self._series[key] = metric.labels(*labels)
+        return cast("_Metric", series)
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self._registry)

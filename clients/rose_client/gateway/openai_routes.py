@@ -109,7 +109,7 @@ def openai_routes(service: Service) -> APIRouter:
             {"object": "embedding", "index": index, "embedding": embedding}
             for index, embedding in enumerate(encoded(answer, body.encoding_format))
         ]
-        tokens = int(answer.token_counts.sum())
+        tokens = answer.num_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
 

@@ -74,7 +74,7 @@ def perplexity_routes(service: Service) -> APIRouter:
             vectors = enumerate(encoded(document, body.encoding_format))
             entries = [{"object": "embedding", "index": chunk, "embedding": vector} for chunk, vector in vectors]
             data.append({"object": "list", "index": index, "data": entries})
-        tokens = int(answer.token_counts.sum())
+        tokens = answer.num_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return json_response({"object": "list", "data": data, "model": model.name, "usage": usage})
 

@@ -62,7 +62,7 @@ class _CosineScorer:
         async def embed(items: Sequence[Item], input_type: str) -> tuple[npt.NDArray[np.float32], int]:
             wanted: EmbedOptions = {"normalize": True, "input_type": input_type, **options}
             answer = await self.embedder.embed(self.model, items, wanted, context)
-            return answer.vectors, int(answer.token_counts.sum())
+            return answer.vectors, answer.num_tokens
 
         asked = asyncio.ensure_future(embed([query], "query"))
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+from collections.abc import Callable
 from functools import partial
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.supervisors import Multiprocess
 
 from rose_client.gateway.app import create_app
@@ -23,7 +26,7 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
     Args:
         config: servers, limits and keys.
     """
-    return uvicorn.Server(_settings(config, 1))
+    return uvicorn.Server(_settings(partial(create_app, config), 1))
 
 
 def run(config: GatewayConfig, listener: socket.socket, workers: int) -> None:
@@ -34,16 +37,24 @@ def run(config: GatewayConfig, listener: socket.socket, workers: int) -> None:
         listener: what `listen` gave.
         workers: processes that share it; one that dies is replaced.
     """
+    settings = _settings(partial(_app_of_process, config), workers)
     if workers == 1:
-        make_server(config).run([listener])
+        uvicorn.Server(settings).run([listener])
         return
-    settings = _settings(config, workers)
     Multiprocess(settings, [listener]).run()
 
 
-def _settings(config: GatewayConfig, workers: int) -> uvicorn.Config:
+def _app_of_process(config: GatewayConfig) -> ASGIApp:
+    """The application of a process that does nothing else."""
+    app = create_app(config)
+    gc.collect()
+    gc.freeze()  # what was imported stays: looking through it again and again would hold requests up
+    return app
+
+
+def _settings(app: Callable[[], ASGIApp], workers: int) -> uvicorn.Config:
     return uvicorn.Config(
-        partial(create_app, config),
+        app,
         factory=True,
         workers=workers,
         loop="uvloop",

@@ -14,6 +14,7 @@ from rose_client.gateway.config import GatewayConfig
 from rose_client.gateway.context import Context
 from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.errors import GatewayError
+from rose_client.gateway.merging import Merger
 from rose_client.gateway.metrics import GatewayMetrics
 from rose_client.gateway.models import Contract, Model, Models
 from rose_client.gateway.scoring import Scores, scorer_of
@@ -63,13 +64,17 @@ class Service:
 
     Args:
         config: servers and limits.
-        metrics: where to count what cache and hedging do.
+        metrics: where to count what cache, hedging and merging do.
     """
 
     def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
         self.config = config
         self.models = Models(config, metrics)
-        self._embedder = Embedder(VectorCache(config.cache_bytes, metrics) if config.cache_bytes else None)
+        merging = config.merging
+        self._embedder = Embedder(
+            VectorCache(config.cache_bytes, metrics) if config.cache_bytes else None,
+            None if merging is None else Merger(merging, len(config.urls), config.timeout, metrics),
+        )
 
     async def embed(self, request: EmbedRequest, context: Context) -> tuple[Model, Embeddings]:
         """Vectors of a request, and the model they are from.

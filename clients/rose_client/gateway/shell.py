@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +26,7 @@ from rose_client.wire import EmbedOptions
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/status"})
+_LOOK_AFTER = 0.05  # seconds of work before anybody looks whether its sender is there: most is done by then
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACESTATE = re.compile(r"[\x20-\x7e]{1,512}")
@@ -156,14 +157,33 @@ async def _unless_gone(work: Coroutine[Any, Any, Response], receive: Receive) ->
 
     `receive` gives a message then, and otherwise only after the answer.
     """
-    gone = asyncio.ensure_future(receive())
-    task = asyncio.ensure_future(work)
+    own = asyncio.current_task()
+    assert own is not None
+    watch: asyncio.Future[Message] | None = None
+    is_gone = False
+
+    def look() -> None:
+        nonlocal watch
+        watch = asyncio.ensure_future(receive())
+        watch.add_done_callback(leave)
+
+    def leave(_: asyncio.Future[Message]) -> None:
+        nonlocal is_gone
+        is_gone = True
+        own.cancel()
+
+    timer = asyncio.get_running_loop().call_later(_LOOK_AFTER, look)
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return await task if task.done() else None
+        return await work
+    except asyncio.CancelledError:
+        if not is_gone:
+            raise
+        return None
     finally:
-        task.cancel()
-        gone.cancel()
+        timer.cancel()
+        if watch is not None:
+            watch.remove_done_callback(leave)
+            watch.cancel()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -183,7 +203,7 @@ def _too_large(limit: int) -> GatewayError:
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    return _header(headers, b"x-request-id", _REQUEST_ID) or uuid.uuid4().hex
+    return _header(headers, b"x-request-id", _REQUEST_ID) or secrets.token_hex(16)
 
 
 def _trace(headers: Mapping[bytes, bytes]) -> EmbedOptions:
