@@ -12,5 +12,5 @@ source=$1 venv=$2 extra=$3
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input --no-cache-dir "$@"; }
 pip install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "${TORCH:-torch==2.11.0}"
 # numpy 1: what the Python backend of Triton 24.10 was built for.
-pip install -q 'numpy<2' "$source[$extra,tracing]"
+pip install -q 'numpy<2' "$source[$extra,gateway,tracing]"
 "$venv/bin/rose" --help > /dev/null

@@ -56,7 +56,7 @@ def _compose(*files: str) -> dict[str, Any]:
 
 def test_compose_config() -> None:
     services = _compose("compose.yaml")["services"]
-    assert set(services) == {"server", "prometheus", "grafana"}
+    assert set(services) == {"server", "gateway", "prometheus", "grafana"}
     server = services["server"]
     assert int(server["shm_size"]) == 2**30
     assert server["deploy"]["resources"]["reservations"]["devices"][0]["capabilities"] == ["gpu"]
@@ -68,9 +68,26 @@ def test_compose_config() -> None:
 
 
 def test_compose_config_without_a_gpu() -> None:
-    server = _compose("compose.yaml", "compose.cpu.yaml")["services"]["server"]
+    services = _compose("compose.yaml", "compose.cpu.yaml")["services"]
+    server = services["server"]
+    assert services["gateway"]["image"] == server["image"]
     assert server["build"]["dockerfile"] == "docker/Dockerfile.cpu"
     assert "deploy" not in server or "resources" not in server["deploy"]
+
+
+def test_the_gateway_of_compose_is_one_and_waits_for_the_server() -> None:
+    gateway = _compose("compose.yaml")["services"]["gateway"]
+    assert gateway["image"] == _compose("compose.yaml")["services"]["server"]["image"]
+    assert gateway["depends_on"]["server"]["condition"] == "service_healthy"
+    assert gateway["entrypoint"][:2] == ["rose", "gateway"]
+    done = subprocess.run(
+        [sys.executable, "-m", "rose_client.cli", "gateway", *gateway["entrypoint"][2:], "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr  # every option is known
+    assert "gateway" in (DOCKER / "install.sh").read_text()  # its packages are in the image
 
 
 def test_prometheus_scrapes_what_compose_calls_the_server() -> None:
