@@ -4,7 +4,7 @@ PYTHON ?= $(shell bash tools/find_python.sh)
 BIN    := $(VENV)/bin
 TORCH  ?= torch==2.13.0
 
-.PHONY: demo serve test test-all lint format bench loadtest docs clean
+.PHONY: demo serve test test-together test-all lint format bench loadtest docs clean
 .DEFAULT_GOAL := demo
 
 demo: $(VENV)/.server
@@ -16,9 +16,13 @@ serve: $(VENV)/.server
 # As many at a time as there are cores, from two to four, where nothing is timed: tests wait for servers to start.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 
-test: $(VENV)/.dev lint
-	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile
+# Types are checked meanwhile; then, with nothing beside them, the tests of what is timed.
+test: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs=2 lint test-together
 	@$(BIN)/pytest -m "alone and not slow" tests/server
+
+test-together: $(VENV)/.dev
+	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile
 
 test-all: $(VENV)/.all lint
 	@$(BIN)/pytest
