@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from sentence_transformers import SentenceTransformer
 
 
 class Oracle:
@@ -19,6 +18,9 @@ class Oracle:
     """
 
     def __init__(self, folder: Path) -> None:
+        # Half a minute, which not every process that collects tests should spend.
+        from sentence_transformers import SentenceTransformer
+
         self.model = SentenceTransformer(str(folder), device="cpu", local_files_only=True).float()
         self._known: dict[str, npt.NDArray[np.float32]] = {}
 
