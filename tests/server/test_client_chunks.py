@@ -107,7 +107,7 @@ def test_one_request_is_right(whole: Embeddings, oracle: Oracle) -> None:
 
 
 @_both_clients
-@pytest.mark.parametrize(("texts", "requests"), [(_TEXTS[:256], 1), (_TEXTS, 2)])
+@pytest.mark.parametrize(("texts", "requests"), [pytest.param(_TEXTS[:256], 1, marks=pytest.mark.slow), (_TEXTS, 2)])
 def test_requests_of_a_call(
     run: Run, texts: list[str], requests: int, server: Endpoints, counters: Counters, whole: Embeddings
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from rose_client.cli.main import app
@@ -30,6 +31,7 @@ def test_the_closest_paragraphs(server: Endpoints, oracle: Oracle, tmp_path: Pat
     assert float(lines[2].split()[0]) <= float(score)
 
 
+@pytest.mark.slow
 def test_a_files_vectors(server: Endpoints, oracle: Oracle, tmp_path: Path) -> None:
     texts = make_texts(20, longest=10, seed=6) * 15
     (tmp_path / "in.txt").write_text("\n".join(texts))

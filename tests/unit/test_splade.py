@@ -45,7 +45,12 @@ def _assert_rows(made: dict[str, npt.NDArray[Any]], right: npt.NDArray[np.float3
 
 @pytest.mark.parametrize(
     ("strategy", "activation", "old"),
-    [("max", "relu", False), ("sum", "relu", True), ("max", "log1p_relu", True), ("sum", "log1p_relu", False)],
+    [
+        ("max", "relu", False),
+        pytest.param("sum", "relu", True, marks=pytest.mark.slow),
+        pytest.param("max", "log1p_relu", True, marks=pytest.mark.slow),
+        ("sum", "log1p_relu", False),
+    ],
 )
 def test_equals_the_library(tmp_path: Path, minilm: Path, strategy: str, activation: str, old: bool) -> None:
     folder = make_splade(tmp_path, minilm, strategy=strategy, activation=activation, old=old)
@@ -67,7 +72,14 @@ def test_equals_the_library(tmp_path: Path, minilm: Path, strategy: str, activat
     assert_close(unit["EMBEDDING"], right / np.linalg.norm(right, axis=1, keepdims=True))
 
 
-@pytest.mark.parametrize("values", [{"tie_word_embeddings": False}, {"hidden_act": "relu"}, {"layer_norm_eps": 0.1}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tie_word_embeddings": False},
+        pytest.param({"hidden_act": "relu"}, marks=pytest.mark.slow),
+        pytest.param({"layer_norm_eps": 0.1}, marks=pytest.mark.slow),
+    ],
+)
 def test_the_head_of_the_language_model(tmp_path: Path, minilm: Path, values: dict[str, Any]) -> None:
     folder = make_splade(tmp_path, minilm, **values)
     assert_close(Served(read_checkpoint(folder)).embed(_TEXTS), _library(folder))
