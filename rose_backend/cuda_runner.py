@@ -91,9 +91,11 @@ class CudaRunner:
         self._copied: int | None = None  # handle of the event after the last copy to the host
         capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
         limit = largest.num_tokens if config.graphs.largest_bucket is None else config.graphs.largest_bucket
-        self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit if capturable else 0)
+        limit = limit if capturable else 0
+        self.graphs = GraphCache(self._capture, config.graphs.memory_budget, limit)
         # Of batches with spans, or whose token vectors are wanted: these end there, and the rest follows in the stream.
-        self.token_graphs = GraphCache(self._capture_tokens, config.graphs.memory_budget // _TOKEN_GRAPHS_SHARE, 0)
+        share = config.graphs.memory_budget // _TOKEN_GRAPHS_SHARE
+        self.token_graphs = GraphCache(self._capture_tokens, share, limit)
         self._tokens: torch.Tensor | None = None  # where their results go; made when first wanted
         self._spans = SpanStaging(self._device, self._driver)
         self._max_length = config.max_length
@@ -107,7 +109,6 @@ class CudaRunner:
         if not batch.keeps_tokens:
             self.hot.hit(bucket)
             return self._run(batch, *self.graphs.find(bucket))
-        self.token_graphs.largest = self.graphs.largest
         return self._run(batch, *self.token_graphs.find(bucket))
 
     def run_recorded(self, batch: Batch) -> LazyTensor:
@@ -136,6 +137,11 @@ class CudaRunner:
     def graph_counters(self) -> GraphCounters:
         """See `Runner`."""
         return self.graphs.counters + self.token_graphs.counters
+
+    def record_up_to(self, num_tokens: int) -> None:
+        """See `GraphCache`."""
+        self.graphs.record_up_to(num_tokens)
+        self.token_graphs.record_up_to(num_tokens)
 
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit."""

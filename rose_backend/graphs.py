@@ -76,7 +76,7 @@ class GraphCache(Generic[R]):
     Attributes:
         capture: records a bucket; called with the device ready for it.
         budget: bytes all recordings may hold together; the last one always stays.
-        largest: buckets of more tokens always run eagerly: there the launches no longer show. Changed once measured.
+        largest: buckets of more tokens always run eagerly: there the launches no longer show. 0: all do.
         counters: for metrics and tests.
     """
 
@@ -133,6 +133,10 @@ class GraphCache(Generic[R]):
         """The bucket hit most often, and more than once, that is not recorded though it may be."""
         often = [(waiting.hits, bucket) for bucket, waiting in self._unrecorded.items() if waiting.hits > 1]
         return max(often)[1] if often else None
+
+    def record_up_to(self, num_tokens: int) -> None:
+        """Leave buckets of more tokens to eager runs, as a measurement said; never the other way, whatever it said."""
+        self.largest = min(self.largest, num_tokens)
 
     @property
     def buckets(self) -> list[Bucket]:

@@ -64,6 +64,7 @@ class SpladeHead(Head):
         x = F.layer_norm(x, x.shape[1:], weight, shift, self._config.norm_eps)
         parts = [self._pooled(ops, F.linear(x, rows, bias), inputs) for rows, bias in self._columns]
         weights = torch.cat(parts, dim=1)
+        # Not `ops.scale`: a program of it holds a whole row, and these are as wide as the vocabulary.
         size = torch.linalg.vector_norm(weights, dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)
         return weights.div_(torch.where(inputs.normalize[:, None] != 0, size, 1.0))
 

@@ -95,12 +95,12 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> B
     replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size, longest_ms=_BULK_MS)
     given = config.token_budget
     budgets = Budgets.measured(replayed, _ONLINE_MS) if given is None else Budgets(given, given)
-    if config.graphs.largest_bucket is None and runner.graphs.largest:
+    if config.graphs.largest_bucket is None:
         in_use = [size for size in replayed if size <= budgets.bulk]
         eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, longest_ms=_BULK_MS, load_seconds=0)
         limit = inflection(replayed, eager)
         if limit < max(in_use, default=0):
-            runner.graphs.largest = limit
+            runner.record_up_to(limit)
         eager_ms = {size: round(time, 2) for size, time in eager.items()}
         logger.info("inflection measured", extra={"eager_ms": eager_ms, "largest_recorded": limit})
     runner.forget()  # what was recorded on made-up batches

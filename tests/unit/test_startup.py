@@ -43,6 +43,9 @@ class Runner:
             time.sleep(0.001)
         return self.run_eagerly(batch)
 
+    def record_up_to(self, num_tokens: int) -> None:
+        self.graphs.record_up_to(num_tokens)
+
     def forget(self) -> None:
         """Nothing was recorded."""
 
