@@ -1,9 +1,7 @@
 """Triton adapter of the engine: tensors in, `RoseService.submit_all`, answers through kept response senders."""
 
-import gc
 import json
 import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from rose_ensemble.arrival import arrived_at
 from rose_ensemble.engine_instance import EngineInstance
 from rose_ensemble.engine_metrics import EngineMetrics
 from rose_ensemble.engine_tracing import TracedMetrics
+from rose_ensemble.interpreter import keep_loaded, take_turns
 from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
@@ -30,10 +29,6 @@ from rose_ensemble.scores import scores_of
 from rose_ensemble.tracing import open_tracing
 from rose_ensemble.work import NO_STAMP, Work
 
-# How long one thread may keep the others from running Python, by default 5 ms. Reading a message of requests takes one
-# or two: interrupted every 0.1 ms it took twice as long, and others waited for it (measured: 0.77 of the requests/s).
-_SWITCH_SECONDS = 0.001
-
 
 class TritonPythonModel:
     """One engine on one device."""
@@ -42,7 +37,7 @@ class TritonPythonModel:
         """Load the weights, measure, and start the engine's threads."""
         end_with_server()
         configure_logs(model=args["model_name"], instance=args["model_instance_name"])
-        sys.setswitchinterval(_SWITCH_SECONDS)
+        take_turns()
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance
         self._normalize = instance.config.head.normalize
@@ -66,8 +61,7 @@ class TritonPythonModel:
         )
         self._metrics.watch(self._service)
         self._book.start()
-        gc.collect()
-        gc.freeze()  # what was loaded stays; later collections would walk it again and again, for tens of ms
+        keep_loaded()
 
     def execute(self, requests: list[Any]) -> None:
         """Queue every request; the completer answers later, so nothing is returned."""
