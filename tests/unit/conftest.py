@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.fake_triton import FakeTriton, fake_triton
+
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
@@ -15,3 +17,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def _module_fake() -> Iterator[FakeTriton]:
+    with fake_triton() as fake:
+        yield fake
+
+
+@pytest.fixture
+def shared_fake(_module_fake: FakeTriton) -> FakeTriton:
+    """One server a module, which has been asked nothing yet; what it answers is the test's to say."""
+    _module_fake.calls.clear()
+    return _module_fake

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +19,15 @@ from typer.testing import CliRunner
 
 from rose_client.cli.main import app
 from rose_client.cli.search import paragraphs
-from tests.support.fake_triton import Call, FakeTriton, RefusalError, fake_triton
+from tests.support.fake_triton import Call, FakeTriton, RefusalError
 
 _TEXTS = ["tea", "a pot, of\ttea", 'say "tea"', "Тхé ☕", "x" * 200_000, *(f"text {number}" for number in range(600))]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FakeTriton]:
-    with fake_triton() as fake:
-        yield fake
-
-
 @pytest.fixture
-def fake(shared: FakeTriton) -> FakeTriton:
-    shared.infer = _lengths
-    shared.calls.clear()
-    return shared
+def fake(shared_fake: FakeTriton) -> FakeTriton:
+    shared_fake.infer = _lengths
+    return shared_fake
 
 
 def _lengths(call: Call) -> Any:

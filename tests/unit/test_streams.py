@@ -15,24 +15,17 @@ import pytest
 
 from rose_client import AsyncRoseClient, ChunkLimits, EmbeddedBlock, RequestError, RoseClient
 from rose_client.streams import blocks_of
-from tests.support.fake_triton import Call, FakeTriton, RefusalError, embeddings, fake_triton
+from tests.support.fake_triton import Call, FakeTriton, RefusalError, embeddings
 from tests.support.waiting import wait_until
 
 _LIMITS = ChunkLimits(max_texts=4)
 _IN_FLIGHT = 3
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[FakeTriton]:
-    with fake_triton() as fake:
-        yield fake
-
-
 @pytest.fixture
-def fake(shared: FakeTriton) -> FakeTriton:
-    shared.infer = _numbers
-    shared.calls.clear()
-    return shared
+def fake(shared_fake: FakeTriton) -> FakeTriton:
+    shared_fake.infer = _numbers
+    return shared_fake
 
 
 def _numbers(call: Call) -> Any:
