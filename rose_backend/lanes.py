@@ -116,6 +116,11 @@ class LanedQueue:
         online, bulk = Lane.ONLINE, Lane.BULK  # spelled out: this runs for every request
         return Depth(tokens[online] + tokens[bulk], len(waiting[online]) + len(waiting[bulk]))
 
+    @property
+    def bulk_budget(self) -> int:
+        """Most tokens of the next batch of bulk work."""
+        return self._packer_of(Lane.BULK).token_budget
+
     def _lane_of(self, request: Request) -> Lane:
         if not self.config.lanes:
             request.lane = Lane.ONLINE

@@ -140,6 +140,12 @@ class RoseService:
         with self._arrived:
             return self._queue.depth(lane)
 
+    @property
+    def bulk_budget(self) -> int:
+        """Most tokens of the next batch of bulk work."""
+        with self._arrived:
+            return self._queue.bulk_budget
+
     def wait_for_progress(self, timeout: float) -> None:
         """Block until a batch left the queue, or for `timeout` seconds."""
         with self._packed:

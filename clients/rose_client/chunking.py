@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 _BYTES_PER_TOKEN = 4
 _SPECIAL_TOKENS = 2
+_LONG = 8  # full chunks of a call that is begun and ended with smaller ones
+_SMALLEST = 4  # of which so many are a full one
 
 Item: TypeAlias = bytes | npt.NDArray[np.int32]
 """One input: a text in UTF-8, or its token ids. Those of a call are all of one kind."""
@@ -46,12 +48,14 @@ class Chunk:
         texts: in UTF-8, or as token ids.
         tokens: their estimated number of tokens.
         counts: how many of them form each document; empty: each is on its own.
+        is_part: the call has others.
     """
 
     first: int
     texts: Sequence[Item]
     tokens: int
     counts: tuple[int, ...] = ()
+    is_part: bool = False
 
 
 def estimate_tokens(text: Item) -> int:
@@ -68,19 +72,29 @@ def estimate_tokens(text: Item) -> int:
 def split(texts: Sequence[Item], limits: ChunkLimits, beside: int = 0) -> list[Chunk]:
     """The texts in their order, in as few chunks as filling one after the other gives; at least one text.
 
+    A long call is begun with smaller chunks, so that engines have work while the next ones are tokenized, and ended
+    with smaller ones, so that all engines end at about the same time (guided self-scheduling: Polychronopoulos and
+    Kuck, 1987, doi:10.1109/TC.1987.5009495).
+
     `beside` tokens are run with each text, besides its own.
     """
+    estimates = [estimate_tokens(text) + beside for text in texts]
+    left, most = sum(estimates), limits.max_tokens
+    is_long = left > _LONG * most
+    room = most // _SMALLEST if is_long else most
     chunks: list[Chunk] = []
     first = tokens = 0
-    for index, text in enumerate(texts):
-        estimate = estimate_tokens(text) + beside
-        full = tokens + estimate > limits.max_tokens or index - first == limits.max_texts
+    for index, estimate in enumerate(estimates):
+        full = tokens + estimate > room or index - first == limits.max_texts
         if full and index > first:
             chunks.append(Chunk(first, texts[first:index], tokens))
+            left -= tokens
+            if is_long:
+                room = max(most // _SMALLEST, min(2 * room, most, left // _LONG))
             first, tokens = index, 0
         tokens += estimate
     chunks.append(Chunk(first, texts[first:], tokens))
-    return chunks
+    return _of_one_call(chunks)
 
 
 def split_documents(texts: Sequence[Item], counts: Sequence[int], limits: ChunkLimits) -> list[Chunk]:
@@ -103,4 +117,8 @@ def split_documents(texts: Sequence[Item], counts: Sequence[int], limits: ChunkL
         tokens += estimate
         stop += count
     chunks.append(Chunk(first, texts[first:], tokens, tuple(counts[begin:])))
-    return chunks
+    return _of_one_call(chunks)
+
+
+def _of_one_call(chunks: list[Chunk]) -> list[Chunk]:
+    return chunks if len(chunks) == 1 else [replace(chunk, is_part=True) for chunk in chunks]

@@ -13,6 +13,8 @@ from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_emb
 
 Answer = TypeVar("Answer", covariant=True)
 
+_OF_A_SPLIT_CALL = "bulk"  # its lane, also where the chunk by itself is small enough to be taken for a query
+
 
 class Exchange(Protocol[Answer]):
     """One kind of call as tensors."""
@@ -40,7 +42,10 @@ class EmbedExchange:
 
     def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """As `infer_arguments`."""
-        arguments = infer_arguments(self.model, chunk.texts, self.options, seconds, chunk.counts)
+        options = self.options
+        if chunk.is_part and "lane" not in options:
+            options = {**options, "lane": _OF_A_SPLIT_CALL}
+        arguments = infer_arguments(self.model, chunk.texts, options, seconds, chunk.counts)
         return {**arguments, "request_id": self.request_id}
 
     def read(self, result: grpcclient.InferResult) -> Embeddings:
@@ -64,7 +69,10 @@ class ScoreExchange:
 
     def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
         """As `score_arguments`."""
-        return score_arguments(self.model, self.query, chunk.texts, self.options, seconds)
+        options = self.options
+        if chunk.is_part and "lane" not in options:
+            options = {**options, "lane": _OF_A_SPLIT_CALL}
+        return score_arguments(self.model, self.query, chunk.texts, options, seconds)
 
     def read(self, result: grpcclient.InferResult) -> Scores:
         """As `read_scores`."""

@@ -64,12 +64,12 @@ class EngineInstance:
         matryoshka = checkpoint.matryoshka.told(settings.matryoshka)
         return cls(index_of_instance(instance_name), count, config, queue, matryoshka)
 
-    def hold_back(self, service: RoseService, board: QueueBoard, token_budget: int) -> None:
+    def hold_back(self, service: RoseService, board: QueueBoard) -> None:
         """Keep the server from handing this engine more while it has enough and another has less.
 
         Triton gives work to instances in turn, however busy, as long as their `execute` returns at once. If every
         engine has enough, nothing is won by waiting, and online requests would wait as well.
         """
-        enough = _BUDGETS_IN_HAND * token_budget
+        enough = _BUDGETS_IN_HAND * service.bulk_budget
         while service.depth(Lane.BULK).tokens >= enough and board.another_has_room(self.index, enough):
             service.wait_for_progress(_LOOK_AGAIN_SECONDS)

@@ -49,6 +49,24 @@ def test_the_defaults_make_a_request_of_about_two_engine_batches() -> None:
     assert split([b"tea"], ChunkLimits()) == [Chunk(0, [b"tea"], 3)]
 
 
+def test_chunks_of_one_call_know_that_there_are_others() -> None:
+    assert [chunk.is_part for chunk in split([b"tea"] * 2, ChunkLimits())] == [False]
+    assert [chunk.is_part for chunk in split([b"tea"] * 3, ChunkLimits(max_texts=2))] == [True, True]
+    assert [chunk.is_part for chunk in split_documents([b"tea"] * 2, [1, 1], ChunkLimits(max_texts=1))] == [True, True]
+
+
+def test_a_long_call_begins_and_ends_with_smaller_chunks() -> None:
+    """200 texts of 4 tokens: 8 in a quarter of a chunk of 128. 800 tokens are not long, 1,600 are."""
+    assert {chunk.tokens for chunk in split([b"x" * 8] * 200, ChunkLimits(max_tokens=128))[:-1]} == {128}
+    tokens = [chunk.tokens for chunk in split([b"x" * 8] * 400, ChunkLimits(max_tokens=128))]
+    assert tokens[:3] == [32, 64, 128]
+    # 1,600 - 32 - 64 = 1,504 are left, and after four more 992: an eighth of them is 124.
+    assert tokens[2:8] == [128, 128, 128, 128, 124, 108]
+    assert tokens[-3:] == [32, 32, tokens[-1]]
+    assert tokens[-1] <= 32
+    assert sum(tokens) == 1600
+
+
 @pytest.mark.parametrize("name", ["max_tokens", "max_texts"])
 def test_limits_leave_room(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0"):

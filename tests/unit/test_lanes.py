@@ -84,6 +84,7 @@ def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
     clock = Clock()
     queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk_packer=TokenPacker(16, 100))
     queue.add(request(*[4] * 8), 0.0)
+    assert queue.bulk_budget == 16
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [16, 16]
     online = request(3)
     online.arrived = clock.now = 100.0
@@ -91,6 +92,7 @@ def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
     queue.add(online, 0.0)
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [3, 8, 8, 8]
     clock.now = 109.9  # somebody may ask again
+    assert queue.bulk_budget == 8
     queue.add(request(*[4] * 4), 0.0)
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 8]
     clock.now = 110.1

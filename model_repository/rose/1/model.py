@@ -77,7 +77,7 @@ class TritonPythonModel:
         for outcome, (_, sender) in zip(outcomes, good, strict=True):
             if outcome is not None:
                 _send_error(sender, outcome)
-        self._instance.hold_back(self._service, self._board, self._engine.bulk_budget)
+        self._instance.hold_back(self._service, self._board)
 
     def finalize(self) -> None:
         """Answer what was accepted, then stop."""
