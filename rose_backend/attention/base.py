@@ -89,7 +89,9 @@ class Attention(Protocol):
             rotation: what queries and keys go through first.
 
         Returns:
-            `[num_tokens, num_heads * head_dim]`. Rows beyond the last real token are undefined.
+            `[num_tokens, num_heads * head_dim]`. Rows beyond the last real token mean nothing, but are finite where all
+            of `qkv` is: kernels that read a block across the end of a sequence multiply what follows by 0, which does
+            not hide a NaN left there by memory's last user.
         """
 
 

@@ -8,6 +8,7 @@ import torch
 
 from rose_backend.attention.base import BackendUnavailableError, Geometry, RaggedLayout, SplitAttention
 from rose_backend.kernels.ops import Ops
+from rose_backend.kernels.padding import clear_beyond
 
 _LARGEST_HEAD_DIM = 256
 
@@ -50,6 +51,7 @@ class TorchVarlenAttention(SplitAttention):
         self._left, self._right = geometry.window or (-1, -1)
         self._cu_seqlens = layout.cu_seqlens
         self._max_seqlen = layout.max_seqlen
+        self._may_leave_rows = layout.num_tokens > layout.max_seqlen  # those of padding
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `SplitAttention`."""
@@ -57,4 +59,6 @@ class TorchVarlenAttention(SplitAttention):
             q, k, v, self._cu_seqlens, self._cu_seqlens, self._max_seqlen, self._max_seqlen,
             0.0, self._causal, False, scale=self._scale, window_size_left=self._left, window_size_right=self._right,
         )[0]  # fmt: skip
+        if self._may_leave_rows:
+            clear_beyond(out.flatten(1), self._cu_seqlens, self._max_seqlen)
         return out

@@ -107,6 +107,16 @@ def _short_attention_kernel(
         place = out_rows + head * head_dim
         tl.store(place, (tl.dot(weights, v_low) / total).to(dtype), mask=query_mask)
         tl.store(place + half, (tl.dot(weights, v_high) / total).to(dtype), mask=query_mask)
+    if tl.program_id(2) == tl.num_programs(2) - 1:
+        # Only padding is longer than a block. What its memory held before must not go on to other kernels.
+        for begin in range(block, length, queries):
+            rest = begin + tl.arange(0, queries)
+            rest_mask = (rest < length)[:, None] & (column >= 0)[None, :]
+            rest_rows = out_ptr + (start + rest).to(tl.int64)[:, None] * (num_heads * head_dim) + column[None, :]
+            for member in tl.static_range(members):
+                place = rest_rows + (first_head + member) * head_dim
+                tl.store(place, tl.zeros((queries, half), dtype), mask=rest_mask)
+                tl.store(place + half, tl.zeros((queries, half), dtype), mask=rest_mask)
 
 
 def short_attention(
@@ -129,7 +139,7 @@ def short_attention(
     Args:
         qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; not changed.
         cu_seqlens: `[num_sequences + 1]` int32.
-        max_seqlen: at most `LONGEST`. Rows of a longer (padding) sequence beyond it are left unwritten.
+        max_seqlen: at most `LONGEST`. Rows of a longer (padding) sequence beyond its block are 0.
         num_heads: query heads; `num_kv_heads` divides it.
         num_kv_heads: key and value heads.
         scale: of the scores.

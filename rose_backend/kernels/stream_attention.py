@@ -57,8 +57,7 @@ def _stream_attention_kernel(
         v = kv_tiles.load([start + begin, v_column])
         peak, total, mixed = _attend_block(q, k, v, query, False, scale, peak, total, mixed)
     for begin in range(whole, end, keys):
-        # What lies behind the sequence is another's and not seen. A weight of 0 does not hide a NaN there: padding rows
-        # may hold whatever was in their memory before.
+        # What lies behind the sequence is another's and not seen. A weight of 0 does not hide a NaN there.
         k = kv_tiles.load([start + begin, k_column])
         v = kv_tiles.load([start + begin, v_column])
         if begin + keys > length:
@@ -70,6 +69,13 @@ def _stream_attention_kernel(
     column = tl.arange(0, head_dim)
     place = out_ptr + (start + query).to(tl.int64)[:, None] * (num_heads * head_dim) + head * head_dim + column[None, :]
     tl.store(place, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=(query < length)[:, None])
+    if tl.program_id(0) == tl.num_programs(0) - 1:
+        # Only padding is longer than the grid. What its memory held before must not go on to other kernels.
+        nothing = tl.zeros((queries, head_dim), out_ptr.dtype.element_ty)
+        for begin in range(first + queries, length, queries):
+            rest = begin + tl.arange(0, queries)
+            rows = out_ptr + (start + rest).to(tl.int64)[:, None] * (num_heads * head_dim)
+            tl.store(rows + head * head_dim + column[None, :], nothing, mask=(rest < length)[:, None])
 
 
 def stream_attention(
@@ -87,7 +93,7 @@ def stream_attention(
     Args:
         qkv: `[tokens, (num_heads + 2 * num_kv_heads) * head_dim]`, contiguous; not changed.
         cu_seqlens: `[num_sequences + 1]` int32.
-        max_seqlen: rows of a longer (padding) sequence beyond it are left unwritten.
+        max_seqlen: rows of a longer (padding) sequence beyond its last block are 0.
         num_heads: query heads; `num_kv_heads` divides it.
         num_kv_heads: key and value heads.
         scale: of the scores, above 0.

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
-from rose_backend.kernels import activations, codes, fused_gemm, gemm, norms, ragged, rope
+from rose_backend.kernels import activations, codes, fused_gemm, gemm, norms, padding, ragged, rope
 from rose_backend.kernels import short_attention as short_attention_module
 from rose_backend.kernels.gemm import Tiling
 from rose_backend.kernels.ops import Nonlinearity
@@ -537,19 +537,40 @@ def test_stream_attention_scales_as_told() -> None:
     assert_close(actual, attention_by_sequence(qkv, lengths, 1, 1, causal=False, scale=0.3))
 
 
+@pytest.fixture
+def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not written is NaN."""
+    monkeypatch.setattr(torch, "empty", lambda shape, **kwargs: torch.full(shape, torch.nan, **kwargs))
+
+
+@pytest.mark.usefixtures("nan_memory")
 def test_stream_attention_beside_padding() -> None:
-    lengths = (70, 3, 127, 0, 0)
-    qkv = rand(200, 3 * 32)
-    actual = stream_attention(qkv, offsets(lengths), 70, 1, 1, 32**-0.5, causal=False)
-    assert_close(actual[:73], attention_by_sequence(qkv[:73], (70, 3), 1, 1, causal=False))
-
-
-def test_short_attention_beside_padding() -> None:
     """A padding sequence longer than any real one, and empty ones after it."""
-    lengths = (3, 5, 32, 0, 0)
-    qkv = rand(40, 3 * 32)
-    actual = short_attention(qkv, offsets(lengths), 8, 1, 1, 32**-0.5, causal=False)
-    assert_close(actual[:8], attention_by_sequence(qkv[:8], (3, 5), 1, 1, causal=False))
+    lengths = (70, 3, 327, 0, 0)
+    qkv = rand(400, 4 * 32)
+    actual = stream_attention(qkv, offsets(lengths), 70, 2, 1, 32**-0.5, causal=False)
+    assert_close(actual[:73], attention_by_sequence(qkv[:73], (70, 3), 2, 1, causal=False))
+    assert torch.isfinite(actual).all()
+
+
+@pytest.mark.usefixtures("nan_memory")
+@pytest.mark.parametrize("few", [True, False], ids=["few sequences", "many sequences"])
+def test_short_attention_beside_padding(monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
+    """A padding sequence longer than any real one, and empty ones after it."""
+    lengths = (3, 45, 280, 0, 0)
+    monkeypatch.setattr(short_attention_module, "_FEW_PROGRAMS", len(lengths) + int(few))
+    qkv = rand(328, 4 * 32)
+    actual = short_attention(qkv, offsets(lengths), 45, 2, 1, 32**-0.5, causal=False)
+    assert_close(actual[:48], attention_by_sequence(qkv[:48], (3, 45), 2, 1, causal=False))
+    assert torch.isfinite(actual).all()
+
+
+def test_rows_that_were_not_written_are_cleared() -> None:
+    """The second of three sequences holds rows 70 to 194, of which 70 were written."""
+    out = rand(200, 300)
+    expected = torch.cat([out[:140], torch.zeros(55, 300), out[195:]])
+    padding.clear_beyond(out, offsets((70, 125, 5)), 70)
+    assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])
