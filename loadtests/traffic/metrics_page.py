@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -64,10 +65,12 @@ class Watch:
     Attributes:
         url: of the page.
         readings: those taken so far.
+        lost: nobody listens there any more: the server has ended.
     """
 
     url: str
     readings: list[Reading] = field(default_factory=list)
+    lost: bool = False
     _stop: threading.Event = field(default_factory=threading.Event)
     _clock: Callable[[], float] = time.perf_counter
 
@@ -85,6 +88,12 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(_EVERY):
-            with urllib.request.urlopen(self.url, timeout=10) as answer:  # noqa: S310 (the address we were given)
-                text = answer.read().decode()
+            try:
+                with urllib.request.urlopen(self.url, timeout=10) as answer:  # noqa: S310 (the address we were given)
+                    text = answer.read().decode()
+            except urllib.error.URLError as error:
+                if isinstance(error.reason, ConnectionRefusedError):
+                    self.lost = True
+                    return
+                raise
             self.readings.append(read_page(text, self._clock() - self._began))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,7 @@ _USERS = {
     "http": ("OnlineHttp", "BulkHttp"),
     "openai": ("OnlineOpenAI", "BulkOpenAI"),
 }
+_LOOK_SECONDS = 0.2
 _SCORERS = {"grpc": "ScoreGrpc", "http": "ScoreHttp", "rerank": "ScoreRerank"}
 
 
@@ -100,7 +104,7 @@ def run_plan(target: Target, text: str, *, bulk_jobs: int = 2, timeout: float = 
         processes: of the load generator; more for rates that one core cannot send.
 
     Raises:
-        LoadError: locust failed, or the plan has scoring requests and the target does not say where they go.
+        LoadError: locust failed, the server ended, or the plan has scoring requests and the target nothing for them.
     """
     plan = Plan.parse(text)
     users = [*_USERS[target.kind]]
@@ -128,9 +132,25 @@ def run_plan(target: Target, text: str, *, bulk_jobs: int = 2, timeout: float = 
             command += ["--processes", str(processes)]
         watch = Watch(target.metrics) if target.metrics else None
         with log.open("wb") as file, watch or nullcontext():
-            done = subprocess.run(
-                command, stdout=file, stderr=file, check=False, timeout=plan.seconds + 2 * timeout + 60
+            status = _wait(
+                subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True),
+                watch,
+                plan.seconds + 2 * timeout + 60,
             )
-        if done.returncode or not samples.is_file():
-            raise LoadError(f"locust ended with status {done.returncode}:\n{log.read_text()[-3000:]}")
+        if status or not samples.is_file():
+            raise LoadError(f"locust ended with status {status}:\n{log.read_text()[-3000:]}")
         return Run(plan, target, read_samples(samples), watch.readings if watch else [])
+
+
+def _wait(locust: subprocess.Popen[bytes], watch: Watch | None, timeout: float) -> int:
+    """Its status, unless the server ends first: what comes after that says nothing, and there can be a lot of it."""
+    deadline = time.monotonic() + timeout
+    with locust:
+        while (status := locust.poll()) is None:
+            lost = watch is not None and watch.lost
+            if lost or time.monotonic() > deadline:
+                os.killpg(locust.pid, signal.SIGKILL)  # its workers too
+                why = "the server ended" if lost else f"locust did not end in {timeout:.0f} s"
+                raise LoadError(f"{why}; the load was stopped")
+            time.sleep(_LOOK_SECONDS)
+    return status

@@ -28,6 +28,7 @@ BULK_TEXTS = 100
 SCORED_DOCUMENTS = (5, 25, 50)
 """Of a scoring request, each as often as the others."""
 _NAP = 0.25  # seconds between looks at whether the test has ended
+_RETRY_SECONDS = 1.0  # of a bulk job, after a failure: a server that is not there would get thousands of requests
 _POOL = 64  # texts or requests drawn beforehand, so that drawing takes no time from sending
 _CONNECTIONS = 512
 
@@ -95,8 +96,8 @@ class TrafficUser(User):
         self.rng = random.Random(f"{self.traffic} {worker} {type(self)._count}")
         self.endpoint = type(self).open_endpoint(environment)
 
-    def send(self, ask: Callable[[], int], num_texts: int, due: float, phase: int) -> None:
-        """Send a request that is due, wait for its answer, keep what came of it."""
+    def send(self, ask: Callable[[], int], num_texts: int, due: float, phase: int) -> bool:
+        """Send a request that is due, wait for its answer, keep what came of it; whether it was answered."""
         tokens, outcome, error = 0, samples.OK, None
         recorder.under_way += 1
         try:
@@ -115,6 +116,7 @@ class TrafficUser(User):
             exception=error,
             context={},
         )
+        return error is None
 
     def on_stop(self) -> None:
         """The endpoint closes with its user."""
@@ -209,7 +211,8 @@ class BulkUser(TrafficUser):
             gevent.sleep(_NAP)
             return
         texts = self.rng.choice(self._requests)
-        self.send(lambda: self.endpoint.embed(texts), len(texts), now, phase)
+        if not self.send(lambda: self.endpoint.embed(texts), len(texts), now, phase):
+            gevent.sleep(_RETRY_SECONDS)
 
 
 def _grpc(environment: Environment) -> TritonGrpc:

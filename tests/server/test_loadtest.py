@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,6 +61,17 @@ def test_a_server_that_is_not_there_fails_and_is_not_called_busy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_load_stops_with_the_server() -> None:
+    """Nobody waits six minutes for a report on a server that ended in the first."""
+    nowhere = Endpoints.free("127.0.0.1").grpc
+    target = Target("grpc", nowhere, "embed", f"http://{nowhere}/metrics")
+    began = time.monotonic()
+    with pytest.raises(LoadError, match="the server ended"):
+        run_plan(target, "300x1+bulk", processes=2)
+    assert time.monotonic() - began < 60
+
+
 def test_a_bad_plan_is_named_before_anything_runs(server: Endpoints) -> None:
     with pytest.raises(ValueError, match="plan part 'x'"):
         run_plan(Target("grpc", server.grpc, "embed"), "x")
