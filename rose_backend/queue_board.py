@@ -53,6 +53,9 @@ class QueueBoard:
         path: made, with room for `num_slots`, by whoever comes first.
         num_slots: engines of the model.
         clock: `time.monotonic`, which all processes of a machine share.
+
+    Raises:
+        OSError: the file cannot be made, or there is no room for it.
     """
 
     def __init__(self, path: Path, num_slots: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -60,7 +63,8 @@ class QueueBoard:
         size = num_slots * _SLOT.size
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            os.ftruncate(handle, max(size, os.fstat(handle).st_size))
+            # Blocks, not only a size: on a full disk the first write to a hole would be SIGBUS for the whole process.
+            os.posix_fallocate(handle, 0, max(size, os.fstat(handle).st_size))
             self._map = mmap.mmap(handle, size)
         finally:
             os.close(handle)

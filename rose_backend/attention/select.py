@@ -142,7 +142,7 @@ def select_attention(
     if len(backends) == 1:
         return AttentionSelector(backends, {})
     names = [backend.name for backend in backends]
-    cache = _cache_file(geometry, names, num_layers, max_length, max_tokens)
+    cache = _cache_file(geometry, names, num_layers, max_length, max_tokens, rotates)
     table = _load(cache, names)
     if table is None:
         table = measure(backends, geometry, num_layers, _shapes(max_length, max_tokens), rotates=rotates)

@@ -39,6 +39,11 @@ def test_a_new_board_refuses_nothing(board: QueueBoard) -> None:
     assert board.refusal() is None
 
 
+def test_its_blocks_are_there_from_the_start(tmp_path: Path, board: QueueBoard) -> None:
+    """A hole in a file of a full disk ends whoever writes into it."""
+    assert (tmp_path / "board").stat().st_blocks > 0
+
+
 @pytest.mark.parametrize("full", [Depth(100, 1), Depth(3, 10)])
 def test_refused_only_when_every_engine_is_full(board: QueueBoard, full: Depth) -> None:
     board.write(0, full, CONFIG, 0, 0.0)

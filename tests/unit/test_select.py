@@ -99,6 +99,19 @@ def test_a_backend_that_cannot_run_here_says_why() -> None:
         select_attention(geometry(torch.bfloat16), TorchOps(), "triton_short", 2, 64, 64, rotates=False)
 
 
+def test_whatever_decides_between_backends_is_in_the_tables_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether queries and keys are rotated too: some backends do that in the same launch."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "card")
+    names = [
+        select._cache_file(geometry(dtype), kernels, layers, 64, 64, rotates)
+        for dtype in (torch.bfloat16, torch.float16)
+        for kernels in (["a"], ["a", "b"])
+        for layers in (2, 3)
+        for rotates in (False, True)
+    ]
+    assert len(set(names)) == 16
+
+
 def test_a_kept_table_is_found_again(tmp_path: Path) -> None:
     rankings = table(s16x16=("any", "short"), s64x64=("other", "any"))
     path = tmp_path / "deeper" / "table.json"
