@@ -90,7 +90,7 @@ def requests(rng: np.random.Generator, lengths: Sequence[int]) -> deque[Request]
 
 def embed(engine: RoseEngine, queue: deque[Request], budget: int | None = None) -> list[tuple[Batch, LazyTensor]]:
     """Pack and launch everything, as the engine thread does."""
-    packer = TokenPacker(budget or engine.token_budget, engine.config.max_sequences)
+    packer = TokenPacker(budget or engine.budgets.tokens, engine.config.max_sequences)
     launched = []
     while (batch := packer.take(queue)) is not None:
         launched.append((batch, engine.step(batch)))
@@ -99,7 +99,7 @@ def embed(engine: RoseEngine, queue: deque[Request], budget: int | None = None) 
 
 def record(engine: RoseEngine, lengths: Sequence[int]) -> None:
     """Have the exact buckets of these sequences recorded, as they are once a server has been idle."""
-    runner, packer = engine.runner, TokenPacker(engine.token_budget, engine.config.max_sequences)
+    runner, packer = engine.runner, TokenPacker(engine.budgets.tokens, engine.config.max_sequences)
     assert isinstance(runner, CudaRunner)
     queue = requests(np.random.default_rng(0), lengths)
     while (batch := packer.take(queue)) is not None:
@@ -317,7 +317,7 @@ def _run_variant(
         config = replace(config, attention=variant)
     began = time.perf_counter()
     engine = RoseEngine(config)
-    common = {"variant": variant, "mask": mask, "budget": engine.token_budget}
+    common = {"variant": variant, "mask": mask, "budget": engine.budgets.tokens}
     start = {**common, "suite": "start-up", "seconds": round(time.perf_counter() - began, 2)}
     print(start, flush=True)
     runner = engine.runner

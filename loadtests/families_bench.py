@@ -154,7 +154,7 @@ def measure(family: Family, rounds: int) -> tuple[list[dict[str, Any]], dict[str
         print(rows[-1], flush=True)
     sequences = [rng.integers(_LOWEST_TOKEN, family.vocab_size, length, dtype=np.int32) for length in family.checked]
     found = vectors_of(engine, sequences)
-    budget = engine.token_budget
+    budget = engine.budgets.tokens
     engine.close()
     del engine
     with torch.inference_mode():

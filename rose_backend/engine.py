@@ -32,8 +32,7 @@ class RoseEngine:
     Attributes:
         config: checkpoint, device, limits.
         runner: what runs the batches.
-        token_budget: as configured, or as measured. A batch may hold one sequence that is longer.
-        bulk_budget: the same for bulk work while nobody is online; as configured, or as measured.
+        budgets: as configured, or as measured. A batch may hold one sequence that is longer.
 
     Raises:
         CheckpointError: the checkpoint cannot be served as configured.
@@ -53,14 +52,14 @@ class RoseEngine:
             )
         self._head = _head(config, self._model, device)
         loaded = time.perf_counter()
-        self.runner, budgets = _start(self._model, self._head, config, device)
-        self.token_budget, self.bulk_budget = budgets.tokens, budgets.bulk
+        self.runner, self.budgets = _start(self._model, self._head, config, device)
         logger.info(
             "engine started",
             extra={
                 "device": str(device),
-                "token_budget": self.token_budget,
-                "bulk_budget": self.bulk_budget,
+                "token_budget": self.budgets.tokens,
+                "beside_budget": self.budgets.beside,
+                "bulk_budget": self.budgets.bulk,
                 "load_seconds": round(loaded - began, 2),
                 "prepare_seconds": round(time.perf_counter() - loaded, 2),
             },

@@ -37,25 +37,34 @@ class Depth(NamedTuple):
     requests: int
 
 
+class BulkPackers(NamedTuple):
+    """What makes batches of bulk work."""
+
+    beside: TokenPacker
+    """While anybody is online, who may have to wait for one: smaller ones than the online lane's own."""
+    alone: TokenPacker
+    """While nobody is."""
+
+
 @dataclass
 class LanedQueue:
     """Requests by lane. Not thread-safe: the service locks around it.
 
     Small requests go to the online lane, and large ones, which would hold them up, to the bulk lane. While both wait
     they take turns, a batch each: an online request waits for one bulk batch at most, and bulk work never starves.
-    Bulk work that is alone is packed into larger batches.
+    How large that is depends on whether anybody was online lately.
 
     Attributes:
         config: bounds, and whether there are lanes at all.
         packer: makes batches.
         clock: `time.monotonic`.
-        bulk_packer: makes those of bulk work that is alone; None: as all others.
+        bulk: makes those of bulk work; None: as all others.
     """
 
     config: QueueConfig
     packer: TokenPacker
     clock: Callable[[], float] = time.monotonic
-    bulk_packer: TokenPacker | None = None
+    bulk: BulkPackers | None = None
     _waiting: dict[Lane, deque[Request]] = field(init=False)
     _tokens: dict[Lane, int] = field(init=False)
     _dropped: list[Dropped] = field(default_factory=list, init=False)
@@ -130,11 +139,11 @@ class LanedQueue:
         return request.lane
 
     def _packer_of(self, lane: Lane) -> TokenPacker:
-        if self.bulk_packer is None or lane is Lane.ONLINE or self._waiting[Lane.ONLINE]:
+        if self.bulk is None or lane is Lane.ONLINE:
             return self.packer
-        if self.clock() < self._online_at + _ALONE_SECONDS:
-            return self.packer
-        return self.bulk_packer
+        if self._waiting[Lane.ONLINE] or self.clock() < self._online_at + _ALONE_SECONDS:
+            return self.bulk.beside
+        return self.bulk.alone
 
     @staticmethod
     def _other(lane: Lane) -> Lane:

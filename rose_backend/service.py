@@ -20,7 +20,7 @@ from rose_backend.answering import Answer, Answerers
 from rose_backend.config import QueueConfig
 from rose_backend.core import OF_TOKENS, Batch, Lane, Outcome, Request, Results, Segment
 from rose_backend.errors import EngineError, RoseError, UnavailableError
-from rose_backend.lanes import Depth, Dropped, LanedQueue
+from rose_backend.lanes import BulkPackers, Depth, Dropped, LanedQueue
 from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
 from rose_backend.pacing import Pacer
 from rose_backend.packer import TokenPacker
@@ -78,7 +78,7 @@ class RoseService:
         config: bounds of the queue.
         publish: told, under the queue's lock, whenever that changes: what waits, how many of its tokens are bulk, and
             the tokens a second of the last batches.
-        bulk_packer: the same for bulk work that is alone; see `LanedQueue`.
+        bulk_packers: the same for bulk work; None: `packer` does that too.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class RoseService:
         config: QueueConfig = _DEFAULTS,
         publish: Callable[[Depth, int, float], None] = lambda _depth, _bulk, _rate: None,
         *,
-        bulk_packer: TokenPacker | None = None,
+        bulk_packers: BulkPackers | None = None,
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._metrics = metrics
         self._publish = publish
-        self._queue = LanedQueue(config, packer, bulk_packer=bulk_packer)
+        self._queue = LanedQueue(config, packer, bulk=bulk_packers)
         self._pacer = Pacer()
         lock = threading.Lock()
         self._arrived = threading.Condition(lock)

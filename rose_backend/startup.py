@@ -23,8 +23,9 @@ CPU_SIZES = (256, 512, 1024)
 CUDA_SIZES = (1024, 2048, 4096, 8192, 16384)
 """Tokens of the batches that are timed; the token budgets are among them."""
 
-_ONLINE_MS = 10.0  # what one batch may keep a short query waiting
-_BULK_MS = 250.0  # and what it may where nobody but bulk work waits; all there is to ask of a CPU
+_ONLINE_MS = 10.0  # what one batch of its own kind may keep a short query waiting
+_BESIDE_MS = 5.0  # and one of bulk work
+_BULK_MS = 250.0  # and one where nobody but bulk work waits; all there is to ask of a CPU
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,33 @@ class Budgets:
     """Most tokens in a batch of several sequences.
 
     Attributes:
-        tokens: while anybody is online.
-        bulk: while bulk work is alone; not less.
+        tokens: of online work.
+        beside: of bulk work while anybody is online; not more.
+        bulk: of bulk work that is alone; not less.
     """
 
     tokens: int
+    beside: int
     bulk: int
 
     @classmethod
-    def measured(cls, times: dict[int, float], online_ms: float) -> Budgets:
-        """From milliseconds by number of tokens."""
-        budgets = cls(knee(times, online_ms), knee(times, _BULK_MS))
+    def given(cls, tokens: int) -> Budgets:
+        """The same for all."""
+        return cls(tokens, tokens, tokens)
+
+    @classmethod
+    def measured(cls, times: dict[int, float], online_ms: float, beside_ms: float) -> Budgets:
+        """From milliseconds by number of tokens, and what a batch may take."""
+        budgets = cls(knee(times, online_ms), knee(times, beside_ms), knee(times, _BULK_MS))
         milliseconds = {size: round(time, 2) for size, time in times.items()}
         logger.info(
             "token budget measured",
-            extra={"token_budget": budgets.tokens, "bulk": budgets.bulk, "milliseconds": milliseconds},
+            extra={
+                "token_budget": budgets.tokens,
+                "beside": budgets.beside,
+                "bulk": budgets.bulk,
+                "milliseconds": milliseconds,
+            },
         )
         return budgets
 
@@ -68,12 +81,12 @@ _KERNEL_SHAPES = (
 
 
 def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> Budgets:
-    """Measure the token budgets, unless one is given for both; returns them."""
+    """Measure the token budgets, unless one is given for all; returns them."""
     if config.token_budget is not None:
-        return Budgets(config.token_budget, config.token_budget)
+        return Budgets.given(config.token_budget)
     # Two rounds do: a step takes long enough to be timed well, and a start should not.
     times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, longest_ms=_BULK_MS, rounds=2, load_seconds=0)
-    return Budgets.measured(times, _BULK_MS)
+    return Budgets.measured(times, _BULK_MS, _BULK_MS)
 
 
 def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> Budgets:
@@ -94,7 +107,7 @@ def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> B
     sizes = [size for size in CUDA_SIZES if size <= largest] or [largest]
     replayed = measure(runner.run_recorded, sizes, config.max_length, vocab_size, longest_ms=_BULK_MS)
     given = config.token_budget
-    budgets = Budgets.measured(replayed, _ONLINE_MS) if given is None else Budgets(given, given)
+    budgets = Budgets.measured(replayed, _ONLINE_MS, _BESIDE_MS) if given is None else Budgets.given(given)
     if config.graphs.largest_bucket is None:
         in_use = [size for size in replayed if size <= budgets.bulk]
         eager = measure(runner.run_eagerly, in_use, config.max_length, vocab_size, longest_ms=_BULK_MS, load_seconds=0)

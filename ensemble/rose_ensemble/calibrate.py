@@ -68,7 +68,7 @@ def _vectors(engine: RoseEngine, step: TokenizeStep, texts: Sequence[str]) -> Fl
 
 
 def _batches(engine: RoseEngine, request: Request) -> Iterator[Float32Array]:
-    packer, queue = TokenPacker(engine.token_budget, engine.config.max_sequences), deque([request])
+    packer, queue = TokenPacker(engine.budgets.tokens, engine.config.max_sequences), deque([request])
     while (batch := packer.take(queue)) is not None:
         yield engine.step(batch).numpy()
 

@@ -67,8 +67,9 @@ class EngineMetrics:
         for lane in Lane:
             book.gauge("rose_queued_tokens", "Tokens waiting", partial(_queued_tokens, service, lane), lane=lane)
             book.gauge("rose_queued_requests", "Requests waiting", partial(_queued_requests, service, lane), lane=lane)
-        book.gauge("rose_token_budget", "Most tokens in a batch of several sequences", lambda: engine.token_budget)
-        book.gauge("rose_bulk_budget", "The same while only bulk work comes", lambda: engine.bulk_budget)
+        book.gauge("rose_token_budget", "Most tokens in a batch of several sequences", lambda: engine.budgets.tokens)
+        book.gauge("rose_beside_budget", "The same of bulk work beside others", lambda: engine.budgets.beside)
+        book.gauge("rose_bulk_budget", "The same while only bulk work comes", lambda: engine.budgets.bulk)
         for name, description in _GRAPHS.items():
             book.running_total(f"rose_graph_{name}_total", description, partial(_graph_counter, engine, name))
         book.gauge("rose_graph_bytes", "Device memory of all graphs", partial(_graph_counter, engine, "num_bytes"))

@@ -79,7 +79,7 @@ def _sequences(lengths: Sequence[int], seed: int = 0) -> list[Int32Array]:
 
 def _launch(engine: RoseEngine, sequences: Sequence[Int32Array]) -> list[tuple[Int32Array, LazyTensor]]:
     queue = deque(Request(ids, np.array([len(ids)], np.int32), lambda _: None) for ids in sequences)
-    packer = TokenPacker(engine.token_budget, engine.config.max_sequences)
+    packer = TokenPacker(engine.budgets.tokens, engine.config.max_sequences)
     launched = []
     while (batch := packer.take(queue)) is not None:
         launched.append((batch.order, engine.step(batch)))
@@ -171,7 +171,7 @@ def test_projections_of_several_poolings(tmp_path: Path, skips: bool) -> None:
             )
             for ids, normalize, wanted, skip in zip(sequences, scaled, dims, skipped, strict=True)
         )
-        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        batch = TokenPacker(engine.budgets.tokens, engine.config.max_sequences).take(queue)
         assert batch is not None
         rows = np.empty((len(sequences), engine.dim), np.float32)
         rows[batch.order] = engine.step(batch).numpy()
@@ -209,7 +209,7 @@ def test_codes_are_made_on_the_device(tmp_path: Path, tanh: bool) -> None:
             Request(ids, np.array([len(ids)], np.int32), lambda _: None, not tanh and index % 2 == 0, outputs=form)
             for index, (ids, form) in enumerate(zip(sequences, forms, strict=True))
         )
-        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        batch = TokenPacker(engine.budgets.tokens, engine.config.max_sequences).take(queue)
         assert batch is not None
         unsorted = {}
         for form, values in engine.step(batch).results().items():
@@ -257,7 +257,7 @@ def test_outputs_of_tokens(tmp_path: Path) -> None:
         queue = deque(
             Request(ids, np.array([len(ids)], np.int32), lambda _: None, outputs=outputs) for ids in sequences
         )
-        batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+        batch = TokenPacker(engine.budgets.tokens, engine.config.max_sequences).take(queue)
         assert batch is not None
         made = engine.step(batch).results()
         assert sum(made) == outputs
@@ -302,7 +302,7 @@ def test_spans_of_documents(tmp_path: Path, dtype: str, counts: tuple[int, int, 
             )
             for ids, places in zip(sequences, cuts, strict=True)
         )
-        batch = TokenPacker(engine.token_budget, 16).take(queue)
+        batch = TokenPacker(engine.budgets.tokens, 16).take(queue)
         assert batch is not None
         assert not queue
         assert batch.order.tolist() == list(range(len(expected)))
@@ -398,7 +398,7 @@ def test_the_next_process_records_what_was_hot(tmp_path: Path, monkeypatch: pyte
 
 def test_the_token_budget_is_measured(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST, token_budget=None))
-    assert engine.token_budget in CUDA_SIZES
+    assert engine.budgets.tokens in CUDA_SIZES
     runner = engine.runner
     assert isinstance(runner, CudaRunner)
     assert runner.graphs.buckets == []  # what the measurement recorded is gone

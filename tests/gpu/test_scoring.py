@@ -116,7 +116,7 @@ def _batch(config: EngineConfig, engine: RoseEngine, lengths: list[int]) -> Batc
         )
         for index, ids in enumerate(_sequences(lengths))
     )
-    batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+    batch = TokenPacker(engine.budgets.tokens, engine.config.max_sequences).take(queue)
     assert batch is not None
     assert not queue
     return batch

@@ -35,7 +35,7 @@ def _batch(engine: RoseEngine, lengths: list[int], outputs: Output) -> Batch:
         Request(ids, np.array([len(ids)], np.int32), lambda _: None, False, outputs=outputs)
         for ids in _sequences(lengths)
     )
-    batch = TokenPacker(engine.token_budget, engine.config.max_sequences).take(queue)
+    batch = TokenPacker(engine.budgets.tokens, engine.config.max_sequences).take(queue)
     assert batch is not None
     assert not queue
     return batch

@@ -32,8 +32,8 @@ def test_knee(times: dict[int, float], expected: int) -> None:
 
 def test_an_online_budget_is_shorter() -> None:
     times = {1024: 2.59, 2048: 4.31, 4096: 7.87, 8192: 14.75, 16384: 28.55}  # a 0.6B model on an H200
-    assert Budgets.measured(times, 10.0) == Budgets(tokens=4096, bulk=16384)
-    assert Budgets.measured({1024: 12.0, 2048: 20.0}, 10.0) == Budgets(tokens=1024, bulk=2048)
+    assert Budgets.measured(times, 10.0, 5.0) == Budgets(tokens=4096, beside=2048, bulk=16384)
+    assert Budgets.measured({1024: 12.0, 2048: 20.0}, 10.0, 5.0) == Budgets(tokens=1024, beside=1024, bulk=2048)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from rose_backend.config import QueueConfig
 from rose_backend.core import Lane, Outcome, Request
 from rose_backend.errors import UnavailableError
-from rose_backend.lanes import Depth, LanedQueue
+from rose_backend.lanes import BulkPackers, Depth, LanedQueue
 from rose_backend.packer import TokenPacker
 from tests.unit.builders import request_with_lengths
 
@@ -80,9 +80,14 @@ def test_without_lanes_all_is_first_come_first_served() -> None:
     assert served(queue) == [[bulk], [bulk, one]]
 
 
+BULK = BulkPackers(beside=TokenPacker(4, 100), alone=TokenPacker(16, 100))
+
+
 def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
     clock = Clock()
-    queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk_packer=TokenPacker(16, 100))
+    queue = LanedQueue(
+        DEFAULTS, TokenPacker(8, 100), clock, bulk=BulkPackers(TokenPacker(4, 100), TokenPacker(16, 100))
+    )
     queue.add(request(*[4] * 8), 0.0)
     assert queue.bulk_budget == 16
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [16, 16]
@@ -90,11 +95,11 @@ def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
     online.arrived = clock.now = 100.0
     queue.add(request(*[4] * 6), 0.0)
     queue.add(online, 0.0)
-    assert [batch.num_tokens for batch in iter(queue.take, None)] == [3, 8, 8, 8]
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [3, 4, 4, 4, 4, 4, 4]
     clock.now = 109.9  # somebody may ask again
-    assert queue.bulk_budget == 8
+    assert queue.bulk_budget == 4
     queue.add(request(*[4] * 4), 0.0)
-    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 8]
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [4, 4, 4, 4]
     clock.now = 110.1
     queue.add(request(*[4] * 4), 0.0)
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [16]
@@ -103,11 +108,13 @@ def test_bulk_work_that_is_alone_is_packed_into_larger_batches() -> None:
 def test_bulk_work_is_not_alone_while_an_online_request_waits() -> None:
     """However long it has waited: it came long ago, and what is left of it is still held up by every bulk batch."""
     clock = Clock()
-    queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk_packer=TokenPacker(16, 100))
+    queue = LanedQueue(
+        DEFAULTS, TokenPacker(8, 100), clock, bulk=BulkPackers(TokenPacker(4, 100), TokenPacker(16, 100))
+    )
     queue.add(request(*[4] * 6, lane=Lane.ONLINE), 0.0)
     queue.add(request(*[4] * 6), 0.0)
     clock.now = 11.0
-    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 8, 8, 8, 8, 8]
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 4, 8, 4, 8, 16]
 
 
 def test_depth_counts_what_is_not_packed() -> None:

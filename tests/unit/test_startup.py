@@ -59,7 +59,7 @@ def test_what_cannot_be_recorded_never_is(budget: int | None) -> None:
     config = EngineConfig(Path(), 512, HeadConfig(), "cuda:0", token_budget=budget)
     budgets = prepare_cuda(cast(Any, runner), config, vocab_size=100)
     assert runner.graphs.largest == 0
-    assert budget is None or budgets == Budgets(budget, budget)
+    assert budget is None or budgets == Budgets.given(budget)
     for _ in range(3):
         assert runner.graphs.find(Bucket.fitting(100, 4, 30))[1] is None
 

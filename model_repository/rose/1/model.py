@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rose_backend.config import Activation
 from rose_backend.core import FLOAT, Float32Array, Lane, Request, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
+from rose_backend.lanes import BulkPackers
 from rose_backend.packer import TokenPacker
 from rose_backend.queue_board import QueueBoard
 from rose_backend.service import RoseService
@@ -50,14 +52,15 @@ class TritonPythonModel:
         self._traced = None if tracing is None else TracedMetrics(self._metrics, tracing)
         board = QueueBoard.of_server(os.getppid(), args["model_name"], instance.count)
         self._board = board
+        budgets, packer = self._engine.budgets, partial(TokenPacker, max_sequences=instance.config.max_sequences)
         self._service = RoseService(
             self._engine,
-            TokenPacker(self._engine.token_budget, instance.config.max_sequences),
+            packer(budgets.tokens),
             Limits(self._engine.vocab_size, instance.config.max_length, self._engine.fields, self._engine.pools_spans),
             self._traced or self._metrics,
             instance.queue,
             lambda depth, bulk, rate: board.write(instance.index, depth, instance.queue, bulk, rate),
-            bulk_packer=TokenPacker(self._engine.bulk_budget, instance.config.max_sequences),
+            bulk_packers=BulkPackers(packer(budgets.beside), packer(budgets.bulk)),
         )
         self._metrics.watch(self._service)
         self._book.start()
