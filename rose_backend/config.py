@@ -223,7 +223,7 @@ class EngineConfig:
     """One checkpoint on one device.
 
     Attributes:
-        checkpoint: folder with `config.json` and `model.safetensors`.
+        checkpoint: folder with `config.json` and weights; see `TensorFiles`.
         max_length: longest sequence served, in tokens, special tokens included.
         head: pooling, projections and normalisation.
         device: a torch device string, e.g. `cpu` or `cuda:0`.
