@@ -174,7 +174,7 @@ class ScoreConfig:
         norm_eps: of the norm between them.
         norm_bias: whether that norm has a bias.
         token_ids: of `TOKENS`: the token whose logit counts, and the one whose logit is taken off.
-        tied: of `TOKENS`: whether their rows are those of the input embeddings.
+        tied: of `TOKENS`: whether their rows are those of the input embeddings, where the file has no others.
         token_types: whether the second text's tokens are of type 1.
     """
 

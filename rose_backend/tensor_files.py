@@ -138,7 +138,8 @@ def load_pickled(path: Path) -> Mapping[str, torch.Tensor]:
         # Files of releases before 1.6 are no archives, which alone can be mapped into memory.
         stored = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as cause:  # damaged files raise whatever their bytes lead to
-        raise CheckpointError(f"{path} is not a readable file of tensors: {cause}") from cause
+        # Without the library's own words, which advise running the pickle.
+        raise CheckpointError(f"{path} is not a readable file of tensors ({type(cause).__name__})") from cause
     if not isinstance(stored, Mapping) or not all(isinstance(value, torch.Tensor) for value in stored.values()):
         raise CheckpointError(f"{path} does not hold tensors by name")
     return stored
