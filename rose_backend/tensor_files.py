@@ -128,6 +128,11 @@ class _Slice:
         return self._tensor[part]
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether a folder holds any file that `TensorFiles` looks for."""
+    return any((folder / (name + suffix)).is_file() for name in _WHOLE for suffix in ("", _INDEX))
+
+
 def load_pickled(path: Path) -> Mapping[str, torch.Tensor]:
     """The tensors by name that `torch.save` wrote; of the pickle no code is run, and data is read as it is used.
 
