@@ -174,7 +174,7 @@ class ScoreConfig:
         norm_eps: of the norm between them.
         norm_bias: whether that norm has a bias.
         token_ids: of `TOKENS`: the token whose logit counts, and the one whose logit is taken off.
-        tied: of `TOKENS`: whether their rows are those of the input embeddings.
+        tied: of `TOKENS`: whether their rows are those of the input embeddings, where the file has no others.
         token_types: whether the second text's tokens are of type 1.
     """
 
@@ -223,7 +223,7 @@ class EngineConfig:
     """One checkpoint on one device.
 
     Attributes:
-        checkpoint: folder with `config.json` and `model.safetensors`.
+        checkpoint: folder with `config.json` and weights; see `TensorFiles`.
         max_length: longest sequence served, in tokens, special tokens included.
         head: pooling, projections and normalisation.
         device: a torch device string, e.g. `cpu` or `cuda:0`.

@@ -42,15 +42,7 @@ class RoseEngine:
         self.config = config
         began = time.perf_counter()
         device = torch.device(config.device)
-        self._model = load_model(
-            config.checkpoint, device, _dtype(config, device), allow_unsafe_dtype=config.allow_unsafe_dtype
-        )
-        if config.max_length > self._model.max_positions:
-            raise CheckpointError(
-                f"max_length {config.max_length} is more than the {self._model.max_positions} positions "
-                f"that {config.checkpoint} was trained with"
-            )
-        self._head = _head(config, self._model, device)
+        self._model, self._head = _load(config, device)
         loaded = time.perf_counter()
         self.runner, self.budgets = _start(self._model, self._head, config, device)
         logger.info(
@@ -96,6 +88,28 @@ class RoseEngine:
     def close(self) -> None:
         """Free what the device holds, once no step is under way or to come."""
         self.runner.close()
+
+
+def check_loads(config: EngineConfig) -> None:
+    """Refuse what an engine would refuse when it loads; of the weights no number is read or kept.
+
+    Args:
+        config: of the engine; its device is not looked at.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be served as configured.
+    """
+    _load(config, torch.device("meta"))
+
+
+def _load(config: EngineConfig, device: torch.device) -> tuple[RaggedModel, Head]:
+    model = load_model(config.checkpoint, device, _dtype(config, device), allow_unsafe_dtype=config.allow_unsafe_dtype)
+    if config.max_length > model.max_positions:
+        raise CheckpointError(
+            f"max_length {config.max_length} is more than the {model.max_positions} positions "
+            f"that {config.checkpoint} was trained with"
+        )
+    return model, _head(config, model, device)
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

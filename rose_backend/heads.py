@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from rose_backend.kernels.ops import Ops
 from rose_backend.quantize import Quantizer
 from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
+from rose_backend.tensor_files import load_pickled
 
 _LONE_MODES = ((PoolingMode.MEAN,), (PoolingMode.CLS,), (PoolingMode.LAST,))
 ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -185,11 +185,8 @@ def _linear(path: Path | None, width: int, device: torch.device) -> tuple[torch.
     """Weight and bias, in float32, of a projection of token vectors; None where there is none."""
     if path is None:
         return None
-    try:
-        stored = torch.load(path, "cpu", weights_only=True)
-    except (UnpicklingError, OSError, RuntimeError) as cause:
-        raise CheckpointError(f"{path} is not a readable file of tensors: {cause}") from cause
-    if not isinstance(stored, Mapping) or set(stored) != {"weight", "bias"}:
+    stored = load_pickled(path)
+    if set(stored) != {"weight", "bias"}:
         raise CheckpointError(f"{path} does not hold a weight and a bias")
     weight, bias = (stored[name].to(device, torch.float32).contiguous() for name in ("weight", "bias"))
     if weight.shape != (len(bias), width):
@@ -205,8 +202,8 @@ def _tensors(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str
     if not path.is_file():
         raise CheckpointError(f"{folder}: found neither model.safetensors nor pytorch_model.bin")
     try:
-        stored = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, OSError, RuntimeError) as cause:
+        stored = load_file(path) if path.suffix == ".safetensors" else load_pickled(path)
+    except (SafetensorError, OSError) as cause:
         raise CheckpointError(f"{path} is not a readable file of tensors: {cause}") from cause
     found = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     if found != dict(shapes):

@@ -17,9 +17,11 @@ from rose_backend.core import Field
 from rose_backend.heads import ACTIVATIONS, Head
 from rose_backend.kernels.ops import Ops
 from rose_backend.staging import DeviceInputs
+from rose_backend.tensor_files import TensorFiles
 from rose_backend.weights import PREFIXES, Weights
 
 _Step = Callable[[torch.Tensor], torch.Tensor]
+_LM_HEAD = "lm_head.weight"
 _BARE = ("",)  # transformers saves a head beside the model it belongs to, not under that model's name
 
 
@@ -88,7 +90,9 @@ def _score(config: ScoreConfig, folder: Path, size: int, device: torch.device) -
 
 
 def _tokens(config: ScoreConfig, folder: Path, size: int, device: torch.device) -> list[_Step]:  # noqa: ARG001
-    name, prefixes = ("embed_tokens.weight", PREFIXES) if config.tied else ("lm_head.weight", _BARE)
+    # A head that the file has besides is the model's, as in transformers: then it is the configuration that errs.
+    tied = config.tied and _LM_HEAD not in TensorFiles(folder)
+    name, prefixes = ("embed_tokens.weight", PREFIXES) if tied else (_LM_HEAD, _BARE)
     wanted, other = Weights(folder, name, prefixes, device, torch.float32).rows(name, config.token_ids)
     return [_product((wanted - other)[None])]
 

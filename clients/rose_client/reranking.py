@@ -23,7 +23,7 @@ class TruncationOptions(TypedDict, total=False):
     truncate: bool
     """Cut pairs that are too long (the default), or have them refused."""
     truncation_direction: str
-    """The side of a text that is cut, `right` (the default) or `left`."""
+    """The side of a text that is cut, `right` or `left`; by default the checkpoint's."""
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
     traceparent: str

@@ -51,7 +51,7 @@ class EmbedOptions(TypedDict, total=False):
     truncate: bool
     """Cut texts that are too long (the default), or have them refused."""
     truncation_direction: str
-    """The side that is cut, `right` (the default) or `left`."""
+    """The side that is cut, `right` or `left`; by default the checkpoint's."""
     lane: str
     """`online` or `bulk`: where the request queues; by default as its size says."""
     traceparent: str

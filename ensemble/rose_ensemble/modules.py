@@ -127,7 +127,7 @@ def default_head(path: Path, config: Mapping[str, Any]) -> HeadConfig:
     """
     refuse_others(path, config, "pooling", ("avg", None))
     architectures = config.get("architectures") or [""]
-    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal", True)
+    causal = str(architectures[0]).endswith("ForCausalLM") and config.get("is_causal") is not False
     return HeadConfig(PoolingMode.LAST if causal else PoolingMode.MEAN, normalize=False)
 
 

@@ -13,7 +13,8 @@ from rose_backend.errors import InvalidArgumentError
 # Headers a gateway forwards arrive as parameters; tracing ones are for others to read.
 _FORWARDED = frozenset({"traceparent", "tracestate", "baggage"})
 _INPUT_TYPES = ("query", "document")
-_DIRECTIONS = ("right", "left")
+DIRECTIONS = ("right", "left")
+"""The sides from which a text that is too long may be cut."""
 _LANES = ("online", "bulk")
 _SCORING_ONLY = frozenset({"instruction", "raw_scores"})
 _SCORING = _SCORING_ONLY | {"truncate", "truncation_direction", "lane"}
@@ -32,7 +33,7 @@ class RequestOptions:
         dimensions: how many leading elements of each vector are wanted; None leaves it to the checkpoint.
         normalize: scale vectors to unit length; None leaves it to the checkpoint.
         truncate: cut texts longer than the model's limit; otherwise they are an error.
-        truncation_direction: the side that is cut, `right` or `left`.
+        truncation_direction: the side that is cut, `right` or `left`; None leaves it to the checkpoint.
         lane: `online` or `bulk`, where the request queues; None: by its size.
         instruction: what a reranker that is told so is to look for; None leaves it to the checkpoint.
         raw_scores: whether a reranker's scores are its logits.
@@ -46,7 +47,7 @@ class RequestOptions:
     input_type: str | None = None
     normalize: bool | None = None
     truncate: bool = True
-    truncation_direction: str = "right"
+    truncation_direction: str | None = None
     lane: str | None = None
     dimensions: int | None = None
     instruction: str | None = None
@@ -95,7 +96,7 @@ class RequestOptions:
             input_type=_choice(values, "input_type", _INPUT_TYPES),
             normalize=_flag(values, "normalize"),
             truncate=_flag(values, "truncate") is not False,
-            truncation_direction=_choice(values, "truncation_direction", _DIRECTIONS) or "right",
+            truncation_direction=_choice(values, "truncation_direction", DIRECTIONS),
             lane=_choice(values, "lane", _LANES),
             dimensions=_count(values, "dimensions"),
             instruction=_text(values, "instruction"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -66,15 +66,16 @@ def open_pair_tokenizer(checkpoint: Checkpoint, scoring: Scoring) -> PairTokeniz
     Raises:
         CheckpointError: its `tokenizer.json` cannot be used, or leaves no room for texts.
     """
-    tokenizer = open_tokenizer(checkpoint)
+    tokenizer, side = open_tokenizer(checkpoint)
     if scoring.template is not None:
-        return _Templated(tokenizer, checkpoint.max_length, scoring.template)
-    return _Joined(tokenizer, checkpoint.max_length, scoring)
+        return _Templated(tokenizer, side, checkpoint.max_length, scoring.template)
+    return _Joined(tokenizer, side, checkpoint.max_length, scoring)
 
 
 class _Encoder:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, side: str) -> None:
         self._tokenizer = tokenizer
+        self._side = side
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `PairTokenizer`."""
@@ -84,12 +85,16 @@ class _Encoder:
             raise InvalidArgumentError(f"QUERY or DOCUMENT cannot be tokenized: {cause}") from cause
         return [encoding.ids for encoding in encodings]
 
+    def _keep(self, options: RequestOptions) -> Callable[[list[int], int], list[int]]:
+        """What leaves so many ids of a text: those furthest from the side that is cut."""
+        return _keep_left if (options.truncation_direction or self._side) == "right" else _keep_right
+
 
 class _Joined(_Encoder):
     """Two texts as the post-processor of `tokenizer.json` joins them: `[CLS] query [SEP] document [SEP]`, or alike."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, scoring: Scoring) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, side: str, max_length: int, scoring: Scoring) -> None:
+        super().__init__(tokenizer, side)
         self._max_length = max_length
         self._strategy = scoring.strategy
         probe = tokenizer.encode(_PROBE, _PROBE)
@@ -119,7 +124,7 @@ class _Joined(_Encoder):
     def join(self, pairs: Pairs, encoded: Sequence[list[int]]) -> tuple[Tokens, Fields]:
         """See `PairTokenizer`."""
         query, *documents = encoded
-        keep = _keep_left if pairs.options.truncation_direction == "right" else _keep_right
+        keep = self._keep(pairs.options)
         parts: list[list[int]] = []
         lengths = np.empty(len(documents), np.int32)
         query_lengths = np.empty(len(documents), np.int32)
@@ -161,8 +166,8 @@ class _Joined(_Encoder):
 class _Templated(_Encoder):
     """Two texts put into words; what stands around those is tokenized apart and never cut."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int, template: PairTemplate) -> None:
-        super().__init__(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, side: str, max_length: int, template: PairTemplate) -> None:
+        super().__init__(tokenizer, side)
         self._max_length = max_length
         self._template = template
         self._prefix, self._suffix = self.encode([template.prefix, template.suffix])
@@ -179,7 +184,7 @@ class _Templated(_Encoder):
 
     def join(self, pairs: Pairs, encoded: Sequence[list[int]]) -> tuple[Tokens, Fields]:
         """See `PairTokenizer`."""
-        keep = _keep_left if pairs.options.truncation_direction == "right" else _keep_right
+        keep = self._keep(pairs.options)
         around = self._max_length - self._room
         if not pairs.options.truncate:
             for index, body in enumerate(encoded):

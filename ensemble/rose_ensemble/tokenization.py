@@ -17,6 +17,7 @@ from rose_backend.core import Int32Array
 from rose_backend.errors import CheckpointError, InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.checkpoint_files import CheckpointFiles
+from rose_ensemble.options import DIRECTIONS
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class TextTokenizer:
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._tokenizer = open_tokenizer(checkpoint)
+        self._tokenizer, self._direction = open_tokenizer(checkpoint)
         self.max_length = checkpoint.max_length
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -137,20 +138,21 @@ class TextTokenizer:
             for text, encoding in zip(texts, encodings, strict=True)
         ]
 
-    def fit(self, encoded: Sequence[list[int]], *, truncate: bool, direction: str) -> Tokens:
+    def fit(self, encoded: Sequence[list[int]], *, truncate: bool, direction: str | None) -> Tokens:
         """Bring encoded texts under the length limit and lay them back to back.
 
         Args:
             encoded: what `encode` returned.
             truncate: cut what is too long; the special tokens stay.
-            direction: the side that is cut, `right` or `left`.
+            direction: the side that is cut, `right` or `left`; None: the checkpoint's.
 
         Raises:
             InvalidArgumentError: a text is too long and `truncate` is off, or it has no tokens at all.
         """
         if len(encoded) == 1 and 0 < len(encoded[0]) <= self.max_length:  # a busy server's most frequent case
             return Tokens(np.array(encoded[0], np.int32), np.array((len(encoded[0]),), np.int32))
-        fitted = [ids if len(ids) <= self.max_length else self._cut(ids, direction) for ids in encoded]
+        side = direction or self._direction
+        fitted = [ids if len(ids) <= self.max_length else self._cut(ids, side) for ids in encoded]
         lengths = np.fromiter(map(len, fitted), np.int32, len(fitted))
         if not truncate:
             self._refuse_longer(encoded)
@@ -160,7 +162,7 @@ class TextTokenizer:
         ids = np.fromiter(chain.from_iterable(fitted), np.int32, int(lengths.sum()))
         return Tokens(ids, lengths)
 
-    def prompt_lengths(self, prompt: str, encoded: Sequence[list[int]], *, direction: str) -> Int32Array:
+    def prompt_lengths(self, prompt: str, encoded: Sequence[list[int]], *, direction: str | None) -> Int32Array:
         """How many tokens at the start of each fitted text are the prompt's, `[num_texts]` int32.
 
         By the rule of sentence-transformers' `include_prompt`: as many as the prompt alone has, without a special token
@@ -169,13 +171,13 @@ class TextTokenizer:
         Args:
             prompt: what stands in front of each text; not empty.
             encoded: prompts and texts, as `encode` returned them.
-            direction: the side that `fit` cuts; what it cuts off the prompt is not counted.
+            direction: as `fit` got it; what is cut off the prompt is not counted.
 
         Raises:
             InvalidArgumentError: the prompt cannot be tokenized.
         """
         length = self._prompt_length(prompt)
-        if direction == "right":
+        if (direction or self._direction) == "right":
             return np.full(len(encoded), length, np.int32)
         cut = np.array([max(0, len(ids) - self.max_length) for ids in encoded], np.int32)
         leading = min(self._num_leading, length)
@@ -211,21 +213,34 @@ class TextTokenizer:
         raise CheckpointError("tokenizer.json: its post-processor changes a text's own token ids")
 
 
-def open_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer, str]:
     """A checkpoint's `tokenizer.json`, which neither cuts nor pads; lower-casing where the checkpoint asks for it.
 
+    Returns:
+        The tokenizer, and the side from which the checkpoint wants long texts cut, `right` or `left`.
+
     Raises:
-        CheckpointError: the folder has no usable `tokenizer.json`.
+        CheckpointError: the folder has no usable `tokenizer.json`, or names another side.
     """
     path = checkpoint.folder / "tokenizer.json"
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: only fast tokenizers are served")
     tokenizer = _read_tokenizer(path)
+    side = _truncation_side(checkpoint.folder / "tokenizer_config.json", tokenizer)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if checkpoint.lower_case:
         _prepend_lower_case(tokenizer)
-    return tokenizer
+    return tokenizer, side
+
+
+def _truncation_side(path: Path, tokenizer: Tokenizer) -> str:
+    """As transformers finds it: `truncation_side`, else the direction that `tokenizer.json` cuts in."""
+    baked_in = (tokenizer.truncation or {}).get("direction", DIRECTIONS[0])
+    side = CheckpointFiles().mapping(path, optional=True).get("truncation_side", baked_in)
+    if side not in DIRECTIONS:
+        raise CheckpointError(f"{path}: truncation_side {side!r} is not one of {list(DIRECTIONS)}")
+    return str(side)
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

@@ -17,7 +17,7 @@ class ModelSource:
     """What a model is built from.
 
     Attributes:
-        folder: the checkpoint, with safetensors weights.
+        folder: the checkpoint, with its weights.
         values: its `config.json`.
         device: where to compute.
         dtype: what to compute in.

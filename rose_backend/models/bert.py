@@ -16,7 +16,7 @@ from rose_backend.attention.base import Attentions, Geometry, RaggedLayout
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Ops
 from rose_backend.models.base import ModelSource
-from rose_backend.models.keys import required
+from rose_backend.models.keys import refuse_causal, required
 from rose_backend.models.layers import Linear, Norm
 from rose_backend.models.lengths import usable_length
 from rose_backend.weights import PREFIXES, Weights
@@ -50,6 +50,7 @@ class BertConfig:
         Raises:
             CheckpointError: a key is missing, or asks for something this encoder does not do.
         """
+        refuse_causal(values)
         if values.get("position_embedding_type", "absolute") != "absolute":
             raise CheckpointError(
                 f"config.json: position_embedding_type {values['position_embedding_type']!r}: "
@@ -101,15 +102,17 @@ class Bert:
         self._eps = config.layer_norm_eps
         self._ops = source.ops
         self._activation = _ACTIVATIONS[config.hidden_act]
-        self._words = weights.take("embeddings.word_embeddings.weight")
+        width = config.hidden_size
+        self._words = weights.take("embeddings.word_embeddings.weight", shape=(config.vocab_size, width))
         # A row for every position and type: one look-up does for both. Not even type 0's row is zero.
         types = weights.take("embeddings.token_type_embeddings.weight")
-        places = weights.take("embeddings.position_embeddings.weight")
+        shape = (config.max_position_embeddings, width)
+        places = weights.take("embeddings.position_embeddings.weight", shape=shape)
         self.num_token_types = len(types)
         self._table_positions = len(places)
         self._places = (types[:, None] + places).flatten(0, 1)
         self._embedding_norm = Norm.take(weights, "embeddings.LayerNorm")
-        self._layers = [_layer(weights, f"encoder.layer.{index}.") for index in range(config.num_hidden_layers)]
+        self._layers = [_layer(weights, f"encoder.layer.{index}.", config) for index in range(config.num_hidden_layers)]
 
     def __call__(
         self,
@@ -140,10 +143,11 @@ class Bert:
         return self._ops.positions(layout.cu_seqlens, len(input_ids), self.max_positions)
 
 
-def _layer(weights: Weights, prefix: str) -> _Layer:
-    own = prefix + "attention.self."
+def _layer(weights: Weights, prefix: str, config: BertConfig) -> _Layer:
+    own, heads = prefix + "attention.self.", config.num_attention_heads
+    shape = (3 * heads * (config.hidden_size // heads), config.hidden_size)
     return _Layer(
-        qkv=Linear.take(weights, own + "query", own + "key", own + "value"),
+        qkv=Linear.take(weights, own + "query", own + "key", own + "value", shape=shape),
         attention_out=Linear.take(weights, prefix + "attention.output.dense"),
         attention_norm=Norm.take(weights, prefix + "attention.output.LayerNorm"),
         up=Linear.take(weights, prefix + "intermediate.dense"),

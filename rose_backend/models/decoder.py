@@ -123,7 +123,7 @@ def _is_causal(values: Mapping[str, Any]) -> bool:
     classes = [*(values.get("architectures") or ()), *(values.get("auto_map") or {}).values()]
     if any(str(name).rsplit(".", 1)[-1] in _BIDIRECTIONAL_CLASSES for name in classes):
         return False
-    return bool(values.get("is_causal", True))
+    return values.get("is_causal") is not False
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Decoder:
         self.geometries, self.layer_kinds = geometries_of(full, config.reach, config.layer_types)
         self._eps = config.rms_norm_eps
         self._ops = source.ops
-        self._words = weights.take("embed_tokens.weight")
+        self._words = weights.take("embed_tokens.weight", shape=(config.vocab_size, config.hidden_size))
         self._cos_sin = rotation_table(config.rope, config.head_dim, config.max_position_embeddings, source.device)
         self._layers = [
             _layer(weights, f"layers.{index}.", kind, config) for index, kind in enumerate(self.layer_kinds)
@@ -196,10 +196,13 @@ class Decoder:
 
 def _layer(weights: Weights, prefix: str, kind: int, config: DecoderConfig) -> _Layer:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
     return _Layer(
         kind=kind,
         input_norm=weights.take(prefix + "input_layernorm.weight"),
-        qkv=weights.stack(*(f"{attention}{part}_proj.weight" for part in "qkv")),
+        qkv=weights.stack(
+            *(f"{attention}{part}_proj.weight" for part in "qkv"), shape=(heads * config.head_dim, config.hidden_size)
+        ),
         qkv_bias=weights.stack(*(f"{attention}{part}_proj.bias" for part in "qkv")) if config.qkv_bias else None,
         qk_norms=(
             torch.stack([weights.take(f"{attention}{part}_norm.weight") for part in "qk"]) if config.qk_norm else None

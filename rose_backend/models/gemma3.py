@@ -61,6 +61,8 @@ class Gemma3Config:
         refuse_others(values, "attn_logit_softcapping")
         most = int(required(values, "max_position_embeddings"))
         causal = not values.get("use_bidirectional_attention", False)
+        if causal:  # the one switch whose window is known
+            refuse_others(values, "is_causal", True)
         return cls(
             vocab_size=int(required(values, "vocab_size")),
             hidden_size=int(required(values, "hidden_size")),
@@ -153,14 +155,14 @@ class Gemma3:
         self._ops = source.ops
         self._activation = config.activation
         # The factor is rounded to the weights' dtype first: 27.75 in bfloat16, not the square root of 768.
-        words = weights.take("embed_tokens.weight")
+        words = weights.take("embed_tokens.weight", shape=(config.vocab_size, config.hidden_size))
         self._words = words.mul_(torch.tensor(config.hidden_size**0.5, dtype=words.dtype, device=words.device))
         tables = {
             kind: rotation_table(rope, config.head_dim, config.max_position_embeddings, source.device)
             for kind, rope in config.ropes.items()
         }
         self._layers = [
-            _layer(weights, f"layers.{index}.", kind, tables[layer_type])
+            _layer(weights, f"layers.{index}.", kind, tables[layer_type], config)
             for index, (kind, layer_type) in enumerate(zip(self.layer_kinds, config.layer_types, strict=True))
         ]
         # The norm that follows a layer's MLP belongs to the next layer; the last one's is the model's own.
@@ -194,13 +196,16 @@ def _norm(weights: Weights, name: str) -> torch.Tensor:
     return 1.0 + weights.take(name, dtype=torch.float32)
 
 
-def _layer(weights: Weights, prefix: str, kind: int, cos_sin: torch.Tensor) -> _Layer:
+def _layer(weights: Weights, prefix: str, kind: int, cos_sin: torch.Tensor, config: Gemma3Config) -> _Layer:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
     return _Layer(
         kind=kind,
         cos_sin=cos_sin,
         input_norm=_norm(weights, prefix + "input_layernorm.weight"),
-        qkv=weights.stack(*(f"{attention}{part}_proj.weight" for part in "qkv")),
+        qkv=weights.stack(
+            *(f"{attention}{part}_proj.weight" for part in "qkv"), shape=(heads * config.head_dim, config.hidden_size)
+        ),
         qk_norms=torch.stack([_norm(weights, f"{attention}{part}_norm.weight") for part in "qk"]),
         attention_out=weights.take(attention + "o_proj.weight"),
         mixed_norm=_norm(weights, prefix + "post_attention_layernorm.weight"),

@@ -20,6 +20,16 @@ def required(values: Mapping[str, Any], *names: str) -> Any:
     raise CheckpointError(f"config.json has no key {names[0]!r}")
 
 
+def refuse_causal(values: Mapping[str, Any]) -> None:
+    """Of encoders, whose tokens all see one another; transformers hides later ones where either key says so.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    for key in ("is_decoder", "is_causal"):
+        refuse_others(values, key, False)
+
+
 def refuse_others(values: Mapping[str, Any], key: str, *served: Any) -> None:
     """Accept a key that is absent, null or one of these values.
 

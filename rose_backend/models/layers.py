@@ -35,10 +35,10 @@ class Linear:
     bias: torch.Tensor | None  # [out]
 
     @classmethod
-    def take(cls, weights: Weights, *names: str, bias: bool = True) -> Linear:
-        """One projection, or several as one, which then must have the same inputs."""
+    def take(cls, weights: Weights, *names: str, bias: bool = True, shape: tuple[int, int] | None = None) -> Linear:
+        """One projection, or several as one, which then must have the same inputs, and this shape if one is given."""
         return cls(
-            weights.stack(*(name + ".weight" for name in names)),
+            weights.stack(*(name + ".weight" for name in names), shape=shape),
             weights.stack(*(name + ".bias" for name in names)) if bias else None,
         )
 

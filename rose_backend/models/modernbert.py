@@ -15,7 +15,7 @@ import torch
 from rose_backend.attention.base import Attentions, Geometry
 from rose_backend.kernels.ops import Nonlinearity, Rotation
 from rose_backend.models.base import ModelSource
-from rose_backend.models.keys import required
+from rose_backend.models.keys import refuse_causal, required
 from rose_backend.models.layers import FULL, SLIDING, Linear, Norm, geometries_of, nonlinearity
 from rose_backend.models.rotary import Rope, rotation_table
 from rose_backend.weights import PREFIXES, Weights
@@ -54,6 +54,7 @@ class ModernBertConfig:
         Raises:
             CheckpointError: a key is missing, or asks for something this encoder does not do.
         """
+        refuse_causal(values)
         most = int(required(values, "max_position_embeddings"))
         reach = int(values.get("local_attention", 128)) // 2
         return cls(
@@ -123,7 +124,8 @@ class ModernBert:
         self._eps = config.norm_eps
         self._ops = source.ops
         self._activation = config.activation
-        self._words = weights.take("embeddings.tok_embeddings.weight")
+        shape = (config.vocab_size, config.hidden_size)
+        self._words = weights.take("embeddings.tok_embeddings.weight", shape=shape)
         self._embedding_norm = Norm.take(weights, "embeddings.norm", bias=config.norm_bias)
         tables = {
             kind: rotation_table(rope, head_dim, config.max_position_embeddings, source.device)
@@ -162,10 +164,12 @@ class ModernBert:
 
 
 def _layer(weights: Weights, prefix: str, kind: int, cos_sin: torch.Tensor, config: ModernBertConfig) -> _Layer:
+    heads = config.num_attention_heads
+    shape = (3 * heads * (config.hidden_size // heads), config.hidden_size)
     return _Layer(
         kind=kind,
         cos_sin=cos_sin,
-        qkv=Linear.take(weights, prefix + "attn.Wqkv", bias=config.attention_bias),
+        qkv=Linear.take(weights, prefix + "attn.Wqkv", bias=config.attention_bias, shape=shape),
         attention_out=Linear.take(weights, prefix + "attn.Wo", bias=config.attention_bias),
         mlp_norm=Norm.take(weights, prefix + "mlp_norm", bias=config.norm_bias),
         gate_up=Linear.take(weights, prefix + "mlp.Wi", bias=config.mlp_bias),

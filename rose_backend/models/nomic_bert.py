@@ -17,7 +17,7 @@ from rose_backend.attention.base import Attentions, Geometry, RaggedLayout
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Nonlinearity, Rotation
 from rose_backend.models.base import ModelSource
-from rose_backend.models.keys import refuse_others, required
+from rose_backend.models.keys import refuse_causal, refuse_others, required
 from rose_backend.models.layers import Linear, Norm
 from rose_backend.models.lengths import usable_length
 from rose_backend.models.rotary import Rope, rotation_table
@@ -54,6 +54,7 @@ class NomicBertConfig:
         Raises:
             CheckpointError: a key is missing, or asks for something this encoder does not do.
         """
+        refuse_causal(values)
         for key, served in _ONLY.items():
             refuse_others(values, key, *served)
         rope = values.get("rope_parameters") or {}
@@ -124,7 +125,8 @@ class NomicBert:
         self.layer_kinds = (0,) * config.num_hidden_layers
         self._config = config
         self._ops = source.ops
-        self._words = weights.take("embeddings.word_embeddings.weight")
+        shape = (config.vocab_size, config.hidden_size)
+        self._words = weights.take("embeddings.word_embeddings.weight", shape=shape)
         self._types = weights.take("embeddings.token_type_embeddings.weight")
         self.num_token_types = len(self._types)
         self._embedding_norm = Norm.take(weights, "emb_ln")
@@ -197,8 +199,10 @@ def stretched_table(
 
 
 def _layer(weights: Weights, prefix: str, config: NomicBertConfig) -> _Layer:
+    heads = config.num_attention_heads
+    shape = (3 * heads * (config.hidden_size // heads), config.hidden_size)
     return _Layer(
-        qkv=Linear.take(weights, prefix + "attn.Wqkv", bias=config.qkv_bias),
+        qkv=Linear.take(weights, prefix + "attn.Wqkv", bias=config.qkv_bias, shape=shape),
         attention_out=Linear.take(weights, prefix + "attn.out_proj", bias=config.qkv_bias),
         attention_norm=Norm.take(weights, prefix + "norm1"),
         gate_up=Linear.take(weights, prefix + "mlp.fc12", prefix + "mlp.fc11", bias=config.up_bias),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from rose_backend.models.base import ModelSource
 from rose_backend.models.decoder import Decoder, DecoderConfig, qwen_windows
 
+_HEAD_DIM = 128  # where the file says none
+
 
 class Qwen3(Decoder):
     """See `Decoder`."""
 
     def __init__(self, source: ModelSource) -> None:
-        window, layer_types = qwen_windows(source.values)
-        super().__init__(
-            source, DecoderConfig.from_json(source.values, qk_norm=True, window=window, layer_types=layer_types)
-        )
+        values = {"head_dim": _HEAD_DIM, **source.values}
+        window, layer_types = qwen_windows(values)
+        super().__init__(source, DecoderConfig.from_json(values, qk_norm=True, window=window, layer_types=layer_types))

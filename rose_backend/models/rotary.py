@@ -70,7 +70,11 @@ class Rope:
             raise CheckpointError("config.json has no rope_theta")
         if kind == "default":
             return cls(float(theta))
-        original = rope.get("original_max_position_embeddings") or required(values, "max_position_embeddings")
+        original = (
+            values.get("original_max_position_embeddings")  # wins in transformers, too
+            or rope.get("original_max_position_embeddings")
+            or required(values, "max_position_embeddings")
+        )
         factor, low, high = (float(required(rope, key)) for key in ("factor", "low_freq_factor", "high_freq_factor"))
         return cls(float(theta), Llama3Scaling(factor, low, high, int(original)))
 

@@ -84,6 +84,8 @@ def test_inspect(tmp_path: Path) -> None:
         ["codes", "int8 and binary as in sentence-transformers; no int8 until `rose calibrate` has measured ranges"],
         ["similarity", "dot"],
         ["dtype", "float32 on the CPU, bfloat16 on a GPU; stored as float32"],
+        ["missing", "tokenizer.json: what needs it is left open"],
+        ["missing", "weights: what needs it is left open"],
         [
             "read",
             "from     modules.json, 1_Pooling/config.json, 2_Dense/config.json, config.json, "
@@ -114,6 +116,7 @@ def test_inspect_as_json(tmp_path: Path) -> None:
     assert values["codes"] == {"rules": "sentence-transformers", "int8": False}
     assert values["prompts"] == {"query": "q: ", "document": ""}
     assert "2_Dense/config.json" in values["files"]
+    assert values["left_open"] == ["tokenizer.json", "weights"]
 
 
 def test_inspect_an_architecture_that_is_not_served(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rose_ensemble.options import RequestOptions
 
 def test_no_parameters_are_the_defaults() -> None:
     options = RequestOptions.parse({})
-    assert options == RequestOptions(None, None, None, None, truncate=True, truncation_direction="right")
+    assert options == RequestOptions(None, None, None, None, truncate=True, truncation_direction=None)
 
 
 @pytest.mark.parametrize(

@@ -153,14 +153,6 @@ def test_rope_theta_in_either_place(causal: Qwen3Model, folder: Path) -> None:
     assert largest_difference(embed(engine_on(folder, PoolingMode.LAST), ids), right) > 1e-3
 
 
-def test_head_dim_defaults_to_a_share_of_the_width(tmp_path: Path) -> None:
-    model = randomised(Qwen3Model(tiny(head_dim=8)))
-    model.save_pretrained(tmp_path)
-    rewrite(tmp_path, "head_dim")
-    ids = sequences(LENGTHS["unequal"], VOCAB)
-    assert_close(embed(engine_on(tmp_path, PoolingMode.LAST), ids), expected(model, ids, PoolingMode.LAST))
-
-
 def test_a_language_models_checkpoint(tmp_path: Path) -> None:
     model = randomised(Qwen3ForCausalLM(tiny()))
     model.save_pretrained(tmp_path)

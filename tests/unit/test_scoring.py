@@ -22,7 +22,12 @@ from tests.support.library import edit_json
 from tests.support.rerankers import make_bert_reranker, word_tokenizer
 
 _ONE = {"id2label": {"0": "LABEL_0"}}
-_QWEN = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+_QWEN = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+}
 _TRANSFORMER = "sentence_transformers.base.modules.transformer.Transformer"
 _LOGIT_SCORE = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
 _JUDGE = "Judge whether the Document meets the requirements <Instruct>: <Query>: <Document>: "
@@ -266,6 +271,7 @@ def test_inspect(tmp_path: Path) -> None:
         ["head", "pooler on cls"],
         ["activation", "Sigmoid"],
         ["dtype", "float32 on the CPU, bfloat16 on a GPU"],
+        ["missing", "weights: what needs it is left open"],
         ["read", "from     config.json, tokenizer.json"],
     ]
 

@@ -23,8 +23,12 @@ def inspect(
     matryoshka: MatryoshkaOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Print what serving a checkpoint would do, and every file that says so. Status 1 if it cannot be served."""
+    """Print what serving a checkpoint would do, and every file that says so. Status 1 if it cannot be served.
+
+    Where weights and tokenizer are not there yet, what needs them is left open.
+    """
     from rose_backend.models.registry import served_types  # torch takes seconds that no other command should wait
+    from rose_ensemble.rehearsal import rehearse
 
     with errors_to_exit(RoseError):
         folder = checkpoint.resolve()
@@ -33,6 +37,8 @@ def inspect(
         found = read_checkpoint(folder)
         told = dataclasses.replace(found, matryoshka=found.matryoshka.told(setting))
         values = inspection(folder, told, served_types())
+        if values["served"]:
+            values["left_open"] = rehearse(told)
     if as_json:
         typer.echo(json.dumps(values, indent=2, ensure_ascii=False))
     else:
@@ -55,6 +61,8 @@ def _lines(values: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _vector_lines(values) if values["scoring"] is None else _score_lines(values["scoring"])
     stored = values["dtype"]["stored"]
     yield "dtype", values["dtype"]["computed"] + (f"; stored as {stored}" if stored else "")
+    for missing in values.get("left_open", ()):
+        yield "missing", f"{missing}: what needs it is left open"
     yield "read from", ", ".join(values["files"])
 
 
