@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
@@ -98,7 +98,9 @@ class Shell:
                 await error_response(path, failure)(scope, receive, answer)
         finally:
             route = direct.path if direct is not None else getattr(scope.get("route"), "path", "other")
-            self._metrics.ended(route, answer.status, time.perf_counter() - context.began, context)
+            seconds = time.perf_counter() - context.began
+            # The answer leaves when the event loop has its turn, which counting need not hold up.
+            asyncio.get_running_loop().call_soon(self._metrics.ended, route, answer.status, seconds, context)
             if self._tracing is not None and span is not None:
                 self._tracing.end(span, answer.status, context)
 
@@ -203,7 +205,7 @@ def _too_large(limit: int) -> GatewayError:
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    return _header(headers, b"x-request-id", _REQUEST_ID) or secrets.token_hex(16)
+    return _header(headers, b"x-request-id", _REQUEST_ID) or f"{random.getrandbits(128):032x}"
 
 
 def _trace(headers: Mapping[bytes, bytes]) -> EmbedOptions:
@@ -216,7 +218,10 @@ def _trace(headers: Mapping[bytes, bytes]) -> EmbedOptions:
 
 def _header(headers: Mapping[bytes, bytes], name: bytes, form: re.Pattern[str]) -> str | None:
     """A header of the right form; any other is left out, as if it had not been sent."""
-    value = headers.get(name, b"").decode("latin-1")
+    sent = headers.get(name)
+    if sent is None:
+        return None
+    value = sent.decode("latin-1")
     return value if form.fullmatch(value) else None
 
 
