@@ -98,9 +98,7 @@ class Shell:
                 await error_response(path, failure)(scope, receive, answer)
         finally:
             route = direct.path if direct is not None else getattr(scope.get("route"), "path", "other")
-            seconds = time.perf_counter() - context.began
-            # The answer leaves when the event loop has its turn, which counting need not hold up.
-            asyncio.get_running_loop().call_soon(self._metrics.ended, route, answer.status, seconds, context)
+            self._metrics.ended(route, answer.status, time.perf_counter() - context.began, context)
             if self._tracing is not None and span is not None:
                 self._tracing.end(span, answer.status, context)
 
