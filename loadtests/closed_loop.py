@@ -8,6 +8,8 @@ share the load, so that the client is not what is measured. Texts are random com
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import multiprocessing
 import random
 import time
@@ -134,18 +136,19 @@ async def _drive(
 
 
 async def _openai_sender(target: Target) -> tuple[Send, Callable[[], Awaitable[None]]]:
-    import aiohttp
+    import numpy as np
+    from lean_http import LeanHttp
 
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    client = LeanHttp(target.address)
 
     async def send(batch: list[str]) -> None:
         body = {"model": target.model, "input": batch, "encoding_format": "base64"}
-        async with session.post(target.address, json=body) as response:
-            answer = await response.read()
-            if response.status != 200:
-                raise RuntimeError(f"{response.status}: {answer[:300]!r}")
+        answer = json.loads(await client.post(json.dumps(body).encode()))
+        vectors = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer["data"]]
+        if len(vectors) != len(batch) or not all(len(vector) for vector in vectors):
+            raise RuntimeError("not a vector for every text")
 
-    return send, session.close
+    return send, client.close
 
 
 async def _triton_sender(target: Target) -> tuple[Send, Callable[[], Awaitable[None]]]:

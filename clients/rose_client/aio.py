@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
 from types import TracebackType
 
+import grpc.aio
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc.aio as grpcclient
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Unpack
 
 from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tokens
@@ -68,7 +68,8 @@ class AsyncRoseClient:
     ) -> None:
         servers = server_urls(urls)
         self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries, hedger)
-        self._clients = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in servers]
+        self._channels = [grpc.aio.insecure_channel(url, options=CHANNEL_ARGUMENTS) for url in servers]
+        self._infer = [service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer for channel in self._channels]
         self._model = model
 
     async def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
@@ -96,7 +97,7 @@ class AsyncRoseClient:
         refuse_single(texts)
         exchange = EmbedExchange(self._model, options)
         blocks = aiter(self._blocks(texts))
-        most = self._dispatcher.max_in_flight * len(self._clients)
+        most = self._dispatcher.max_in_flight * len(self._channels)
         waiting: deque[tuple[Block, asyncio.Task[list[Embeddings]]]] = deque()
         with progress_bar(known_total(texts, total), shown=progress) as advance:
             try:
@@ -200,8 +201,8 @@ class AsyncRoseClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        for client in self._clients:
-            await client.close()
+        for channel in self._channels:
+            await channel.close()
 
     async def __aenter__(self) -> AsyncRoseClient:
         return self
@@ -256,10 +257,11 @@ class AsyncRoseClient:
                 task.cancel()
 
     async def _send(self, attempt: Attempt, exchange: Exchange[Answer]) -> Answer | RequestError:
-        arguments = exchange.arguments(attempt.chunk, attempt.seconds)
+        call = exchange.inference(attempt.chunk, attempt.seconds)
+        infer = self._infer[attempt.server]
         try:
-            return exchange.read(await self._clients[attempt.server].infer(**arguments))
-        except InferenceServerException as cause:
-            return RequestError.of(cause)
+            return exchange.read(await infer(call.request, timeout=call.seconds, metadata=call.metadata))
+        except grpc.aio.AioRpcError as cause:
+            return RequestError.of_call(cause)
         except RequestError as failure:
             return failure

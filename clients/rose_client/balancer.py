@@ -45,6 +45,11 @@ class Balancer:
             The server, or None while none may be used. Avoided ones are used only if all are avoided.
         """
         with self._lock:
+            if len(self._outstanding) == 1:
+                if 0 in full:
+                    return None
+                self._outstanding[0] += tokens
+                return 0
             servers = [server for server in range(len(self._outstanding)) if server != dead] or [0]
             usable = [server for server in servers if self._avoided_until[server] <= now] or servers
             free = [server for server in usable if server not in full]

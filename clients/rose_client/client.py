@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 
+import grpc
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2_grpc
 from typing_extensions import Unpack
 
 from rose_client.chunking import DEFAULT_LIMITS, ChunkLimits, Item, estimate_tokens
@@ -75,7 +75,8 @@ class RoseClient:
     ) -> None:
         servers = server_urls(urls)
         self._dispatcher = Dispatcher(len(servers), timeout, limits, max_in_flight, retries)
-        self._clients = [grpcclient.InferenceServerClient(url, channel_args=CHANNEL_ARGUMENTS) for url in servers]
+        self._channels = [grpc.insecure_channel(url, options=CHANNEL_ARGUMENTS) for url in servers]
+        self._infer = [service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer for channel in self._channels]
         self._model = model
 
     def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
@@ -212,8 +213,8 @@ class RoseClient:
 
     def close(self) -> None:
         """Close the connections."""
-        for client in self._clients:
-            client.close()
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> RoseClient:
         return self
@@ -241,9 +242,9 @@ class RoseClient:
         self, blocks: Iterator[Block], exchange: EmbedExchange, total: int | None, *, progress: bool
     ) -> Generator[EmbeddedBlock, None, None]:
         """Blocks with their answers, the foremost first; each is a call of one chunk."""
-        most = self._dispatcher.max_in_flight * len(self._clients)
+        most = self._dispatcher.max_in_flight * len(self._channels)
         waiting: deque[tuple[Block, Call[Embeddings]]] = deque()
-        with progress_bar(total, shown=progress) as advance, Flight(self._clients, exchange) as flight:
+        with progress_bar(total, shown=progress) as advance, Flight(self._infer, exchange) as flight:
             try:
                 while True:
                     while len(waiting) < most and (block := next(blocks, None)) is not None:
@@ -274,19 +275,20 @@ class RoseClient:
     def _run_single(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
         while True:
             for attempt in call.ready(time.monotonic()):
-                arguments = exchange.arguments(attempt.chunk, attempt.seconds)
+                sent = exchange.inference(attempt.chunk, attempt.seconds)
+                infer = self._infer[attempt.server]
                 outcome: Answer | RequestError
                 try:
-                    outcome = exchange.read(self._clients[attempt.server].infer(**arguments))
-                except InferenceServerException as cause:
-                    outcome = RequestError.of(cause)
+                    outcome = exchange.read(infer(sent.request, timeout=sent.seconds, metadata=sent.metadata))
+                except grpc.RpcError as cause:
+                    outcome = RequestError.of_call(cause)
                 call.settle(attempt, outcome, time.monotonic())
             if call.is_finished:
                 return
             time.sleep(call.pause(time.monotonic()))
 
     def _run_chunks(self, call: Call[Answer], exchange: Exchange[Answer]) -> None:
-        with Flight(self._clients, exchange) as flight:
+        with Flight(self._infer, exchange) as flight:
             while not call.is_finished:
                 flight.send(call)
                 flight.settle(call.pause(time.monotonic()))

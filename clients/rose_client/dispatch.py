@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -128,7 +127,7 @@ class Call(Generic[Answer]):
         self._failed_on: dict[int, int] = {}  # by chunk, the latest server
         self._dead_at: dict[int, int] = {}  # by chunk, the server whose process was dead
         self._running: set[Attempt] = set()
-        self._in_flight: Counter[int] = Counter()  # by server
+        self._in_flight = [0] * dispatcher.num_servers
         self._answers: dict[int, Answer] = {}  # by chunk
         self._slow_from: dict[Attempt, float] = {}  # when it may be sent elsewhere too; once each chunk
 
@@ -259,7 +258,7 @@ class Call(Generic[Answer]):
             self._dispatcher.hedger.measured(attempt.chunk.tokens, now - attempt.began)
 
     def _place(self, index: int, now: float, not_there: tuple[int, ...] = ()) -> int | None:
-        full = {server for server, count in self._in_flight.items() if count >= self._dispatcher.max_in_flight}
+        full = {server for server, count in enumerate(self._in_flight) if count >= self._dispatcher.max_in_flight}
         full.update(not_there)
         return self._dispatcher.balancer.take(
             self._chunks[index].tokens,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import grpc
 from tritonclient.utils import InferenceServerException
 
 _ELEMENT = re.compile(r"(?<=TEXT element )\d+")
@@ -27,6 +28,11 @@ class RequestError(Exception):
         """Translate tritonclient's exception."""
         status = str(cause.status() or "UNKNOWN").removeprefix("StatusCode.")
         return cls(status, str(cause.message()))
+
+    @classmethod
+    def of_call(cls, cause: grpc.Call) -> RequestError:
+        """Translate what a call of gRPC ended with."""
+        return cls(cause.code().name, cause.details() or "")
 
     def of_texts(self, first: int, count: int) -> RequestError:
         """The same failure, told of `count` texts of a larger call from number `first` on, counted from 0.

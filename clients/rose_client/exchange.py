@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2
 
 from rose_client.chunking import Chunk
-from rose_client.reranking import RerankOptions, Scores, read_scores, score_arguments
-from rose_client.wire import Embeddings, EmbedOptions, infer_arguments, read_embeddings
+from rose_client.inference import Inference
+from rose_client.reranking import RerankOptions, Scores, read_scores, score_inference
+from rose_client.wire import Embeddings, EmbedOptions, embedding_inference, read_embeddings
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -19,10 +20,10 @@ _OF_A_SPLIT_CALL = "bulk"  # its lane, also where the chunk by itself is small e
 class Exchange(Protocol[Answer]):
     """One kind of call as tensors."""
 
-    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
-        """Keyword arguments of tritonclient's `infer` for a chunk, with the seconds that are left."""
+    def inference(self, chunk: Chunk, seconds: float) -> Inference:
+        """What is sent for a chunk, with the seconds that are left."""
 
-    def read(self, result: grpcclient.InferResult) -> Answer:
+    def read(self, response: service_pb2.ModelInferResponse) -> Answer:
         """A chunk's answer."""
 
 
@@ -40,17 +41,16 @@ class EmbedExchange:
     options: EmbedOptions
     request_id: str = ""
 
-    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
-        """As `infer_arguments`."""
+    def inference(self, chunk: Chunk, seconds: float) -> Inference:
+        """As `embedding_inference`."""
         options = self.options
         if chunk.is_part and "lane" not in options:
             options = {**options, "lane": _OF_A_SPLIT_CALL}
-        arguments = infer_arguments(self.model, chunk.texts, options, seconds, chunk.counts)
-        return {**arguments, "request_id": self.request_id}
+        return embedding_inference(self.model, chunk.texts, options, seconds, chunk.counts, self.request_id)
 
-    def read(self, result: grpcclient.InferResult) -> Embeddings:
+    def read(self, response: service_pb2.ModelInferResponse) -> Embeddings:
         """As `read_embeddings`."""
-        return read_embeddings(result, self.options)
+        return read_embeddings(response, self.options)
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class ScoreExchange:
     query: bytes
     options: RerankOptions
 
-    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
-        """As `score_arguments`."""
+    def inference(self, chunk: Chunk, seconds: float) -> Inference:
+        """As `score_inference`."""
         options = self.options
         if chunk.is_part and "lane" not in options:
             options = {**options, "lane": _OF_A_SPLIT_CALL}
-        return score_arguments(self.model, self.query, chunk.texts, options, seconds)
+        return score_inference(self.model, self.query, chunk.texts, options, seconds)
 
-    def read(self, result: grpcclient.InferResult) -> Scores:
+    def read(self, response: service_pb2.ModelInferResponse) -> Scores:
         """As `read_scores`."""
-        return read_scores(result)
+        return read_scores(response)

@@ -9,8 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Generic
 
-import tritonclient.grpc as grpcclient
-from tritonclient.utils import InferenceServerException
+import grpc
 
 from rose_client.dispatch import Answer, Attempt, Call
 from rose_client.errors import RequestError
@@ -24,30 +23,27 @@ class Flight(Generic[Answer]):
     from one thread per server.
 
     Args:
-        clients: of the servers, by index.
+        infer: the servers' method `ModelInfer`, by index.
         exchange: how chunks travel and their answers are read.
     """
 
-    def __init__(self, clients: Sequence[grpcclient.InferenceServerClient], exchange: Exchange[Answer]) -> None:
-        self._clients = clients
+    def __init__(self, infer: Sequence[grpc.UnaryUnaryMultiCallable], exchange: Exchange[Answer]) -> None:
+        self._infer = infer
         self._exchange = exchange
         self._running: dict[Attempt, tuple[Call[Answer], Any]] = {}
-        self._ended: queue.SimpleQueue[tuple[Attempt, Any, InferenceServerException | None]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
 
     def send(self, call: Call[Answer]) -> None:
         """Send the chunks of a call that are due.
 
         Raises:
-            RequestError: the call's time is over, or tritonclient refuses to send an option.
+            RequestError: the call's time is over.
         """
         for attempt in call.ready(time.monotonic()):
-            arguments = self._exchange.arguments(attempt.chunk, attempt.seconds)
-            client = self._clients[attempt.server]
-            try:
-                request = client.async_infer(callback=partial(self._report, attempt), **arguments)
-            except InferenceServerException as cause:
-                raise RequestError.of(cause) from cause
-            self._running[attempt] = call, request
+            sent = self._exchange.inference(attempt.chunk, attempt.seconds)
+            future = self._infer[attempt.server].future(sent.request, timeout=sent.seconds, metadata=sent.metadata)
+            self._running[attempt] = call, future
+            future.add_done_callback(partial(self._report, attempt))
 
     def settle(self, seconds: float) -> None:
         """Wait for an outcome, no longer than so many seconds, and hand it to its call.
@@ -56,11 +52,15 @@ class Flight(Generic[Answer]):
             RequestError: the call failed.
         """
         try:
-            attempt, result, error = self._ended.get(timeout=seconds)
+            attempt = self._ended.get(timeout=seconds)
         except queue.Empty:
             return
-        call, _ = self._running.pop(attempt)
-        outcome = self._exchange.read(result) if error is None else RequestError.of(error)
+        call, future = self._running.pop(attempt)
+        outcome: Answer | RequestError
+        try:
+            outcome = self._exchange.read(future.result())
+        except grpc.RpcError as cause:
+            outcome = RequestError.of_call(cause)
         call.settle(attempt, outcome, time.monotonic())
 
     def settle_ended(self) -> None:
@@ -78,8 +78,8 @@ class Flight(Generic[Answer]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for _, request in self._running.values():
-            request.cancel()
+        for _, future in self._running.values():
+            future.cancel()
 
-    def _report(self, attempt: Attempt, result: Any, error: InferenceServerException | None) -> None:
-        self._ended.put((attempt, result, error))
+    def _report(self, attempt: Attempt, _: grpc.Future) -> None:
+        self._ended.put(attempt)

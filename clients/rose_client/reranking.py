@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2
 from typing_extensions import TypedDict
 
 from rose_client.chunking import Item
-from rose_client.wire import text_tensor, time_arguments, trace_arguments
+from rose_client.inference import Inference, Tensor, inference, output_arrays
 
 _OUTPUTS = ("SCORE", "LOGIT", "TOKEN_COUNT")
 
@@ -117,10 +117,15 @@ def join_scores(parts: Sequence[Scores]) -> Scores:
     )
 
 
-def score_arguments(
-    model: str, query: bytes, documents: Sequence[Item], options: RerankOptions, seconds: float
-) -> dict[str, Any]:
-    """Keyword arguments of tritonclient's `infer`; as `infer_arguments` of the embedding contract.
+def score_inference(
+    model: str,
+    query: bytes,
+    documents: Sequence[Item],
+    options: Mapping[str, Any],
+    seconds: float,
+    request_id: str = "",
+) -> Inference:
+    """A call of the scoring contract.
 
     Args:
         model: name of the ensemble.
@@ -128,18 +133,17 @@ def score_arguments(
         documents: in UTF-8.
         options: of the call.
         seconds: until the deadline.
+        request_id: what the servers' logs call it.
     """
-    return {
-        "model_name": model,
-        "inputs": [text_tensor("QUERY", [query]), text_tensor("DOCUMENT", documents)],
-        "outputs": [grpcclient.InferRequestedOutput(name) for name in _OUTPUTS],
-        "parameters": dict(options),
-        **time_arguments(seconds),
-        **trace_arguments(options),
-    }
+    inputs = [Tensor.of_texts("QUERY", [query]), Tensor.of_texts("DOCUMENT", documents)]
+    return inference(model, inputs, options, seconds, request_id)
 
 
-def read_scores(result: grpcclient.InferResult) -> Scores:
-    """The answer's tensors, `[1, num_documents]` on the wire."""
-    scores, logits, counts = (result.as_numpy(name).ravel() for name in _OUTPUTS)
+def read_scores(response: service_pb2.ModelInferResponse) -> Scores:
+    """The answer's tensors, `[1, num_documents]` on the wire.
+
+    Raises:
+        RequestError: INTERNAL, one did not arrive.
+    """
+    scores, logits, counts = (array.ravel() for array in output_arrays(response, _OUTPUTS))
     return Scores(scores, logits, counts)

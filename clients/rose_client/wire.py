@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2
 from typing_extensions import TypedDict
 
 from rose_client.chunking import Item
-from rose_client.errors import RequestError
+from rose_client.inference import Inference, Tensor, inference, output_arrays
 
 OUTPUT_TENSORS = {
     "float": ("EMBEDDING",),
@@ -165,7 +165,9 @@ def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
         ValueError: one is not known, or there is none.
         TypeError: `outputs` is one string instead of a sequence of them.
     """
-    outputs = options.get("outputs", _DEFAULT_OUTPUTS)
+    if "outputs" not in options:
+        return _DEFAULT_OUTPUTS
+    outputs = options["outputs"]
     if isinstance(outputs, str):
         raise TypeError("outputs is a single string; pass a list of names")
     if not outputs or not all(name in OUTPUT_TENSORS for name in outputs):
@@ -200,73 +202,49 @@ def encode_documents(documents: Sequence[Sequence[str]]) -> tuple[list[bytes], l
     return encode_texts([chunk for chunks in documents for chunk in chunks]), [len(chunks) for chunks in documents]
 
 
-def infer_arguments(
-    model: str, texts: Sequence[Item], options: EmbedOptions, seconds: float, counts: Sequence[int] = ()
-) -> dict[str, Any]:
-    """Keyword arguments of tritonclient's `infer`; the texts travel as shape `[1, num_texts]`.
+def embedding_inference(
+    model: str,
+    texts: Sequence[Item],
+    options: EmbedOptions,
+    seconds: float,
+    counts: Sequence[int] = (),
+    request_id: str = "",
+) -> Inference:
+    """A call of the embedding contract; the texts travel as shape `[1, num_texts]`.
 
     Args:
         model: name of the ensemble.
         texts: in UTF-8, or as token ids.
         options: of the call.
-        seconds: until the deadline. gRPC keeps it on this side; the server is told as well, so that whoever has
-            the work queued there may drop what nobody waits for any more.
+        seconds: until the deadline.
         counts: how many of the texts form each document; empty: each is on its own.
+        request_id: what the servers' logs call it.
     """
-    inputs = [text_tensor("TEXT", texts)] if isinstance(texts[0], bytes) else _token_tensors(texts)
+    inputs = [Tensor.of_texts("TEXT", texts)] if isinstance(texts[0], bytes) else _token_tensors(texts)
     if counts:
-        inputs.append(_number_tensor("CHUNK_COUNTS", np.array([counts], np.int32)))
+        inputs.append(Tensor.of_numbers("CHUNK_COUNTS", np.array(counts, np.int32)))
     outputs = wanted_outputs(options)
-    names = (*chain.from_iterable(OUTPUT_TENSORS[output] for output in outputs), _COUNTS)
-    parameters: dict[str, Any] = dict(options)
-    if "outputs" in parameters:
-        parameters["outputs"] = ",".join(outputs)
-    return {
-        "model_name": model,
-        "inputs": inputs,
-        "outputs": [grpcclient.InferRequestedOutput(name) for name in names],
-        "parameters": parameters,
-        **time_arguments(seconds),
-        **trace_arguments(options),
-    }
+    parameters: Mapping[str, Any] = options
+    if "outputs" in options:
+        parameters = {**options, "outputs": ",".join(outputs)}
+    return inference(model, inputs, parameters, seconds, request_id)
 
 
-def time_arguments(seconds: float) -> dict[str, Any]:
-    """How `infer` is told what is left until the deadline."""
-    return {
-        "client_timeout": seconds,
-        "timeout": max(1, int(seconds * 1e6)),  # microseconds; 0 would mean none
-    }
-
-
-def trace_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How `infer` hands a sampled trace context on as metadata, where Triton's own tracing looks for it.
-
-    Triton records whatever carries a context, so one that is not sampled is left out: its last digit is even.
-    """
-    parent = options.get("traceparent")
-    if not parent or parent[-1] not in "13579bdf":
-        return {}
-    return {"headers": {name: options[name] for name in ("traceparent", "tracestate") if name in options}}
-
-
-def text_tensor(name: str, texts: Sequence[Item]) -> grpcclient.InferInput:
-    """A BYTES input of shape `[1, num_texts]`."""
-    array = np.array([texts], dtype=np.object_)
-    tensor = grpcclient.InferInput(name, list(array.shape), "BYTES")
-    tensor.set_data_from_numpy(array)
-    return tensor
-
-
-def read_embeddings(result: grpcclient.InferResult, options: EmbedOptions) -> Embeddings:
+def read_embeddings(response: service_pb2.ModelInferResponse, options: EmbedOptions) -> Embeddings:
     """The answer's tensors, `[1, n, ...]` on the wire.
 
     Raises:
         RequestError: INTERNAL, an output that was asked for did not arrive.
     """
-    wanted = wanted_outputs(options)
-    arrays = {name: _read(name, [_arrived(result, tensor) for tensor in OUTPUT_TENSORS[name]]) for name in wanted}
-    return Embeddings(arrays, _arrived(result, _COUNTS).ravel())
+    outputs = wanted_outputs(options)
+    *tensors, counts = output_arrays(response, _tensors_of(outputs))
+    arrived = iter(tensors)
+    arrays = {name: _read(name, [next(arrived) for _ in OUTPUT_TENSORS[name]]) for name in outputs}
+    return Embeddings(arrays, counts.ravel())
+
+
+def _tensors_of(outputs: Sequence[str]) -> list[str]:
+    return [*chain.from_iterable([OUTPUT_TENSORS[output] for output in outputs]), _COUNTS]
 
 
 def _read(name: str, tensors: Sequence[npt.NDArray[Any]]) -> Any:
@@ -276,13 +254,6 @@ def _read(name: str, tensors: Sequence[npt.NDArray[Any]]) -> Any:
     stops = np.cumsum(tensors[0].ravel())[:-1]
     parts = [np.split(values[0], stops) for values in tensors[1:]]
     return parts[0] if name == "token" else [SparseVector(*pair) for pair in zip(*parts, strict=True)]
-
-
-def _arrived(result: grpcclient.InferResult, name: str) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] | None = result.as_numpy(name)
-    if values is None:
-        raise RequestError("INTERNAL", f"the server's answer lacks {name}")
-    return values
 
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
@@ -309,13 +280,7 @@ def part_embeddings(whole: Embeddings, counts: Sequence[int]) -> list[Embeddings
     ]
 
 
-def _token_tensors(sequences: Sequence[Item]) -> list[grpcclient.InferInput]:
+def _token_tensors(sequences: Sequence[Item]) -> list[Tensor]:
     ids = np.concatenate([np.asarray(sequence, np.int32) for sequence in sequences])
     lengths = np.array([len(sequence) for sequence in sequences], np.int32)
-    return [_number_tensor("TOKEN_IDS", ids[None]), _number_tensor("TOKEN_LENGTHS", lengths[None])]
-
-
-def _number_tensor(name: str, array: npt.NDArray[np.int32]) -> grpcclient.InferInput:
-    tensor = grpcclient.InferInput(name, list(array.shape), "INT32")
-    tensor.set_data_from_numpy(array)
-    return tensor
+    return [Tensor.of_numbers("TOKEN_IDS", ids), Tensor.of_numbers("TOKEN_LENGTHS", lengths)]

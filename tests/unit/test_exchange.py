@@ -14,8 +14,8 @@ def test_parts_of_a_split_call_are_bulk_work(exchange: EmbedExchange | ScoreExch
     """However small a part: engines would take it for a query."""
     [whole] = split([b"tea"], ChunkLimits())
     part, _ = split([b"tea", b"pot"], ChunkLimits(max_texts=1))
-    assert "lane" not in exchange.arguments(whole, 1.0)["parameters"]
-    assert exchange.arguments(part, 1.0)["parameters"]["lane"] == "bulk"
+    assert "lane" not in exchange.inference(whole, 1.0).request.parameters
+    assert exchange.inference(part, 1.0).request.parameters["lane"].string_param == "bulk"
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_parts_of_a_split_call_are_bulk_work(exchange: EmbedExchange | ScoreExch
 )
 def test_a_lane_that_was_asked_for_is_kept(exchange: EmbedExchange | ScoreExchange) -> None:
     part, _ = split([b"tea", b"pot"], ChunkLimits(max_texts=1))
-    assert exchange.arguments(part, 1.0)["parameters"]["lane"] == "online"
+    assert exchange.inference(part, 1.0).request.parameters["lane"].string_param == "online"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,8 +64,8 @@ def test_workers_share_a_port_and_count_together(fake: FakeTriton, tmp_path: Pat
         url = process.stdout.readline().split()[-1]
         for _ in range(20):  # each on a connection of its own
             assert httpx.post(f"{url}/embed", json={"inputs": "tea"}, timeout=60).status_code == 200
-        page = httpx.get(f"{url}/metrics", timeout=60).text
-        assert 'rose_gateway_requests_total{route="/embed",status="200"} 20.0' in page
+        counted = 'rose_gateway_requests_total{route="/embed",status="200"} 20.0'  # once the answers have left
+        wait_until(lambda: counted in httpx.get(f"{url}/metrics", timeout=60).text, "all requests are counted")
         process.terminate()
         process.wait(60)
     with pytest.raises(httpx.ConnectError):
@@ -147,6 +148,37 @@ def test_its_end_ends_the_server(fake: FakeTriton) -> None:
         wait_until(server.stopping.is_set, "the server is asked to end")
         with pytest.raises(GatewayFailedError, match="with status -9"):
             gateway.require_success()
+
+
+_BROKEN = """
+import rose_client.gateway.server as server
+from rose_client.cli.main import app
+
+def broken(config):
+    raise RuntimeError("no application today")
+
+broken.__module__, broken.__qualname__ = "broken_gateway", "broken"  # as which the workers find it
+server._app_of_process = broken
+if __name__ == "__main__":
+    import sys
+    sys.modules["broken_gateway"] = sys.modules["__main__"]
+    app()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_that_cannot_start_end_the_command(tmp_path: Path, workers: int) -> None:
+    """Nobody is told an address where nobody will ever answer."""
+    (tmp_path / "broken_gateway.py").write_text(_BROKEN)
+    command = [sys.executable, str(tmp_path / "broken_gateway.py"), "gateway", "--port=0", f"--workers={workers}"]
+    with running(command, tmp_path / "log") as process:
+        assert process.stdout is not None
+        assert process.stdout.read() == ""
+        assert process.wait(60) == 1
+    log = (tmp_path / "log").read_text()
+    assert "no application today" in log
+    assert ("a worker ended with status 1 before the gateway answered" in log) == (workers > 1)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from rose_client.reranking import (
     join_scores,
     ranked,
     rerank_options,
-    score_arguments,
+    score_inference,
 )
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.scores import scores_of
@@ -77,12 +77,14 @@ def test_a_query_is_one_text() -> None:
 
 def test_a_request() -> None:
     options = rerank_options("Find tea", {"truncate": False}, raw_scores=True)
-    arguments = score_arguments("rank", b"q", [b"a", b"b"], options, 2.0)
-    query, documents = arguments["inputs"]
-    assert (query.name(), list(query.shape())) == ("QUERY", [1, 1])
-    assert (documents.name(), list(documents.shape())) == ("DOCUMENT", [1, 2])
-    assert arguments["parameters"] == {"truncate": False, "instruction": "Find tea", "raw_scores": True}
-    assert (arguments["client_timeout"], arguments["timeout"]) == (2.0, 2_000_000)
+    sent = score_inference("rank", b"q", [b"a", b"b"], options, 2.0)
+    inputs = [(tensor.name, list(tensor.shape)) for tensor in sent.request.inputs]
+    assert inputs == [("QUERY", [1, 1]), ("DOCUMENT", [1, 2])]
+    told = {
+        name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in sent.request.parameters.items()
+    }
+    assert told == {"truncate": False, "instruction": "Find tea", "raw_scores": True, "timeout": 2_000_000}
+    assert sent.seconds == 2.0
     assert rerank_options(None, {}, raw_scores=False) == {}
 
 

@@ -22,7 +22,7 @@ from rose_backend.errors import InvalidArgumentError
 from rose_backend.metrics import BatchReport, NullMetrics, RequestReport
 from rose_client.gateway.context import Context
 from rose_client.gateway.tracing import GatewayTracing
-from rose_client.wire import infer_arguments
+from rose_client.wire import embedding_inference
 from rose_ensemble.engine_tracing import TracedMetrics
 from rose_ensemble.tokenize_step import TokenizeOutput
 from rose_ensemble.tracing import Tracing, open_tracing, traces_url, triton_options
@@ -193,7 +193,7 @@ def test_what_is_not_sampled_is_not_handed_on() -> None:
 @pytest.mark.parametrize(("flags", "sent"), [("01", True), ("03", True), ("00", False), ("02", False)])
 def test_a_sampled_context_travels_as_metadata_too(flags: str, sent: bool) -> None:
     parent = f"00-{_ID}-{_SPAN}-{flags}"
-    arguments = infer_arguments("embed", [b"a"], {"traceparent": parent}, 1.0)
-    assert arguments["parameters"] == {"traceparent": parent}
-    assert arguments.get("headers") == ({"traceparent": parent} if sent else None)
-    assert "headers" not in infer_arguments("embed", [b"a"], {}, 1.0)
+    call = embedding_inference("embed", [b"a"], {"traceparent": parent}, 1.0)
+    assert call.request.parameters["traceparent"].string_param == parent
+    assert call.metadata == ((("traceparent", parent),) if sent else ())
+    assert embedding_inference("embed", [b"a"], {}, 1.0).metadata == ()

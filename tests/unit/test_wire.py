@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from tritonclient.grpc import InferInput, InferResult, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from rose_client import Embeddings, EmbedOptions, RequestError
+from rose_client.inference import Inference
 from rose_client.wire import (
+    embedding_inference,
     encode_documents,
     encode_texts,
-    infer_arguments,
     join_embeddings,
     part_embeddings,
     read_embeddings,
@@ -20,25 +23,61 @@ from rose_client.wire import (
 )
 
 _NONE = EmbedOptions()
+_DATATYPES = {"float32": "FP32", "int32": "INT32", "int8": "INT8", "uint8": "UINT8"}
 
 
-@pytest.mark.parametrize("texts", [["tea"], ["tea", "pot", ""]])
+def _inputs(sent: Inference) -> list[tuple[str, str, list[int], bytes]]:
+    """Name, datatype, shape and content of each."""
+    tensors = zip(sent.request.inputs, sent.request.raw_input_contents, strict=True)
+    return [(tensor.name, tensor.datatype, list(tensor.shape), content) for tensor, content in tensors]
+
+
+def _by_tritonclient(name: str, datatype: str, rows: list[Any]) -> tuple[str, str, list[int], bytes]:
+    """The same of a row as tritonclient sends it."""
+    array = np.array([rows], np.object_ if datatype == "BYTES" else np.int32)
+    tensor = InferInput(name, list(array.shape), datatype)
+    tensor.set_data_from_numpy(array)
+    return name, datatype, list(array.shape), tensor._get_content()
+
+
+def _parameters(sent: Inference) -> dict[str, Any]:
+    told = sent.request.parameters.items()
+    return {name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in told if name != "timeout"}
+
+
+def _response(**tensors: npt.NDArray[Any]) -> service_pb2.ModelInferResponse:
+    """An answer with these tensors."""
+    response = service_pb2.ModelInferResponse()
+    for name, array in tensors.items():
+        response.outputs.add(name=name, datatype=_DATATYPES[array.dtype.name], shape=array.shape)
+        response.raw_output_contents.append(array.tobytes())
+        assert np.array_equal(InferResult(response).as_numpy(name), array)
+    return response
+
+
+@pytest.mark.parametrize("texts", [["tea"], ["tea", "pot", ""], ["thé", "a" * 300]])
 def test_texts_travel_as_one_row(texts: list[str]) -> None:
-    (tensor,) = infer_arguments("embed", encode_texts(texts), _NONE, 1.0)["inputs"]
-    assert (tensor.name(), tensor.datatype(), list(tensor.shape())) == ("TEXT", "BYTES", [1, len(texts)])
+    sent = embedding_inference("embed", encode_texts(texts), _NONE, 1.0)
+    assert _inputs(sent) == [_by_tritonclient("TEXT", "BYTES", encode_texts(texts))]
 
 
 def test_options_travel_as_parameters() -> None:
     options = EmbedOptions(normalize=False, input_type="query", dimensions=256)
-    arguments = infer_arguments("bge", [b"tea"], options, 2.5)
-    assert arguments["parameters"] == {"normalize": False, "input_type": "query", "dimensions": 256}
-    assert arguments["model_name"] == "bge"
+    sent = embedding_inference("bge", [b"tea"], options, 2.5, request_id="mine")
+    assert _parameters(sent) == {"normalize": False, "input_type": "query", "dimensions": 256}
+    assert (sent.request.model_name, sent.request.id) == ("bge", "mine")
+
+
+def test_an_option_that_cannot_travel_is_refused() -> None:
+    options: Any = {"prompt": b"query: "}
+    with pytest.raises(TypeError, match="prompt is a bytes"):
+        embedding_inference("embed", [b"tea"], options, 1.0)
 
 
 @pytest.mark.parametrize(("seconds", "microseconds"), [(2.5, 2_500_000), (1e-9, 1)])
 def test_both_sides_are_told_the_time_that_is_left(seconds: float, microseconds: int) -> None:
-    arguments = infer_arguments("embed", [b"tea"], _NONE, seconds)
-    assert (arguments["client_timeout"], arguments["timeout"]) == (seconds, microseconds)
+    sent = embedding_inference("embed", [b"tea"], _NONE, seconds)
+    assert (sent.seconds, sent.request.parameters["timeout"].int64_param) == (seconds, microseconds)
 
 
 def test_texts_are_sent_in_utf8() -> None:
@@ -100,29 +139,19 @@ def test_answers_of_chunks_follow_one_another() -> None:
 
 def test_token_ids_travel_back_to_back() -> None:
     sequences = [np.array([101, 5572, 102], np.int32), np.array([101, 102], np.int32)]
-    ids, lengths = infer_arguments("embed", sequences, _NONE, 1.0)["inputs"]
-    assert (ids.name(), ids.datatype(), list(ids.shape())) == ("TOKEN_IDS", "INT32", [1, 5])
-    assert (lengths.name(), lengths.datatype(), list(lengths.shape())) == ("TOKEN_LENGTHS", "INT32", [1, 2])
-
-
-class _Result:
-    """An answer with these tensors."""
-
-    def __init__(self, **tensors: Any) -> None:
-        self._tensors = tensors
-
-    def as_numpy(self, name: str) -> Any:
-        return self._tensors.get(name)
+    assert _inputs(embedding_inference("embed", sequences, _NONE, 1.0)) == [
+        _by_tritonclient("TOKEN_IDS", "INT32", [101, 5572, 102, 101, 102]),
+        _by_tritonclient("TOKEN_LENGTHS", "INT32", [3, 2]),
+    ]
 
 
 def test_outputs_are_asked_for_and_read() -> None:
     options = EmbedOptions(outputs=["int8", "binary"], bit_order="lsb")
-    arguments = infer_arguments("embed", [b"tea", b"pot"], options, 1.0)
-    assert arguments["parameters"] == {"outputs": "int8,binary", "bit_order": "lsb"}
-    names = [output.name() for output in arguments["outputs"]]
-    assert names == ["EMBEDDING_INT8", "EMBEDDING_BINARY", "TOKEN_COUNT"]
+    sent = embedding_inference("embed", [b"tea", b"pot"], options, 1.0)
+    assert _parameters(sent) == {"outputs": "int8,binary", "bit_order": "lsb"}
+    assert not sent.request.outputs  # all there are; to name them would cost the server work
     codes, bits = np.array([[[1, -2], [3, 4]]], np.int8), np.array([[[7], [8]]], np.uint8)
-    result = _Result(EMBEDDING_INT8=codes, EMBEDDING_BINARY=bits, TOKEN_COUNT=np.array([[3, 4]], np.int32))
+    result = _response(EMBEDDING_INT8=codes, EMBEDDING_BINARY=bits, TOKEN_COUNT=np.array([[3, 4]], np.int32))
     answer = read_embeddings(result, options)
     assert (answer.int8.tolist(), answer.binary.tolist()) == ([[1, -2], [3, 4]], [[7], [8]])
     with pytest.raises(ValueError, match=r"'float' is not among the outputs \['int8', 'binary'\]"):
@@ -131,7 +160,7 @@ def test_outputs_are_asked_for_and_read() -> None:
 
 
 def test_an_output_that_did_not_arrive_is_missed() -> None:
-    result = _Result(EMBEDDING=np.zeros((1, 1, 4), np.float32), TOKEN_COUNT=np.array([[3]], np.int32))
+    result = _response(EMBEDDING=np.zeros((1, 1, 4), np.float32), TOKEN_COUNT=np.array([[3]], np.int32))
     assert read_embeddings(result, _NONE).vectors.shape == (1, 4)
     with pytest.raises(RequestError, match="INTERNAL: the server's answer lacks EMBEDDING_INT8"):
         read_embeddings(result, EmbedOptions(outputs=["float", "int8"]))
@@ -142,12 +171,12 @@ def test_an_output_that_did_not_arrive_is_missed() -> None:
 )
 def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="outputs is"):
-        infer_arguments("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
+        embedding_inference("embed", [b"tea"], EmbedOptions(outputs=outputs), 1.0)
 
 
 def test_outputs_of_tokens_are_read_by_text() -> None:
     options = EmbedOptions(outputs=["sparse", "token"])
-    result = _Result(
+    result = _response(
         SPARSE_INDEX=np.array([[5, 9, 7]], np.int32),
         SPARSE_WEIGHT=np.array([[0.5, 0.25, 1.0]], np.float32),
         SPARSE_LENGTHS=np.array([[2, 0, 1]], np.int32),
@@ -166,13 +195,10 @@ def test_outputs_of_tokens_are_read_by_text() -> None:
 def test_documents_travel_with_their_counts() -> None:
     texts, counts = encode_documents([["tea", "pot"], ["thé"]])
     assert (texts, counts) == ([b"tea", b"pot", b"th\xc3\xa9"], [2, 1])
-    sent, told = infer_arguments("embed", texts, _NONE, 1.0, counts)["inputs"]
-    assert (list(sent.shape()), told.name(), told.datatype(), list(told.shape())) == (
-        [1, 3],
-        "CHUNK_COUNTS",
-        "INT32",
-        [1, 2],
-    )
+    assert _inputs(embedding_inference("embed", texts, _NONE, 1.0, counts)) == [
+        _by_tritonclient("TEXT", "BYTES", texts),
+        _by_tritonclient("CHUNK_COUNTS", "INT32", [2, 1]),
+    ]
     whole = Embeddings({"int8": np.array([[1], [2], [3]], np.int8)}, np.array([4, 5, 6], np.int32))
     parts = part_embeddings(whole, counts)
     assert [part.int8.tolist() for part in parts] == [[[1], [2]], [[3]]]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rose_client.cli.console import fail, out
+from rose_client.cli.console import errors_to_exit, fail, out
 
 KEY_VARIABLE = "ROSE_GATEWAY_API_KEY"
 _MEBIBYTE = 2**20
@@ -62,7 +62,7 @@ def gateway(
         try:
             from rose_client.gateway.config import GatewayConfig
             from rose_client.gateway.merging import MergePolicy
-            from rose_client.gateway.server import listen, run
+            from rose_client.gateway.server import WorkerFailedError, listen, run
             from rose_client.hedging import HedgePolicy
         except ImportError as cause:
             fail(f"the gateway needs its packages: pip install 'rose-on-triton\\[gateway]' ({cause.name} is missing)")
@@ -82,8 +82,8 @@ def gateway(
         except OSError as cause:
             fail(f"cannot listen on {host}:{port}: {cause.strerror}")
         address = f"{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-        out.print(f"  gateway  http://{address}", markup=False)
-        run(config, listener, workers)
+        with errors_to_exit(WorkerFailedError):
+            run(config, listener, workers, lambda: out.print(f"  gateway  http://{address}", markup=False))
 
 
 def api_keys(path: Path | None) -> tuple[str, ...]:

@@ -105,6 +105,7 @@ def _lifespan(
             yield
         finally:
             await service.close()
+            metrics.count()
             if tracing is not None:
                 tracing.close()
 

@@ -146,10 +146,7 @@ class _Queue:
         self._client = client
         self._exchange = exchange  # any of theirs
         self._forget = forget
-        self._policy = merger.policy
-        self._most_calls = merger.most_calls
-        self._timeout = merger.timeout
-        self._watch = merger.watch
+        self._merger = merger
         self._running = 0  # calls
         self._latest = math.inf  # seconds that the latest one took
         self._waiting: list[_Member] = []
@@ -161,7 +158,7 @@ class _Queue:
         began = time.monotonic()
         if not self._running:
             self._running = 1
-            self._watch.call_sent(1)
+            self._merger.watch.call_sent(1)
             try:
                 return await self._alone(items, exchange, began)
             finally:
@@ -179,7 +176,7 @@ class _Queue:
         """A call is over, and the next may leave."""
         self._running -= 1
         self._latest = time.monotonic() - began
-        if self._waiting and self._running < self._most_calls:
+        if self._waiting and self._running < self._merger.most_calls:
             self._send()
         if not self._running:
             self._forget()
@@ -190,7 +187,7 @@ class _Queue:
         self._ended(began)
 
     def _add(self, member: _Member) -> None:
-        policy, count = self._policy, len(member.items)
+        policy, count = self._merger.policy, len(member.items)
         if self._num_texts + count > policy.max_texts or self._num_tokens + member.tokens > policy.max_tokens:
             self._send()
         self._waiting.append(member)
@@ -200,7 +197,7 @@ class _Queue:
             self._send()
         elif self._timer is None:
             loop = asyncio.get_running_loop()
-            if self._running < self._most_calls:
+            if self._running < self._merger.most_calls:
                 self._timer = loop.call_soon(self._send)  # with whatever else came in this round of the event loop
             else:
                 self._timer = loop.call_later(min(policy.longest_wait, self._latest / 2), self._send)
@@ -215,10 +212,10 @@ class _Queue:
         if not members:
             return
         self._running += 1
-        self._watch.call_sent(len(members))
-        call = _MergedCall(members, self._timeout)
+        self._merger.watch.call_sent(len(members))
+        call = _MergedCall(members, self._merger.timeout)
         self._calls.add(call)  # an event loop holds its tasks by weak references alone
-        call.start(self._client, self._exchange, self._watch)
+        call.start(self._client, self._exchange, self._merger.watch)
         began = time.monotonic()
         call.task.add_done_callback(lambda _: self._ended_together(call, began))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,5 +21,5 @@ def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Res
 
 def base64_rows(matrix: npt.NDArray[Any]) -> list[str]:
     """Each row's bytes, little-endian, in base64."""
-    plain = np.ascontiguousarray(matrix.astype(matrix.dtype.newbyteorder("<"), copy=False))
-    return [base64.b64encode(row.data).decode("ascii") for row in plain]
+    plain = np.ascontiguousarray(matrix if sys.byteorder == "little" else matrix.byteswap())
+    return [binascii.b2a_base64(row, newline=False).decode("ascii") for row in plain]

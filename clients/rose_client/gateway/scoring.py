@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import tritonclient.grpc as grpcclient
+from tritonclient.grpc import service_pb2
 
 from rose_client.chunking import Chunk, Item
 from rose_client.gateway.context import Context
 from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.models import Contract, Model
-from rose_client.wire import EmbedOptions, text_tensor, time_arguments, trace_arguments
+from rose_client.inference import Inference
+from rose_client.reranking import read_scores, score_inference
+from rose_client.wire import EmbedOptions
 
 
 @dataclass(frozen=True)
@@ -103,19 +105,11 @@ class _ScoreExchange:
     options: EmbedOptions
     request_id: str
 
-    def arguments(self, chunk: Chunk, seconds: float) -> dict[str, Any]:
+    def inference(self, chunk: Chunk, seconds: float) -> Inference:
         """The query goes with every chunk of documents."""
-        return {
-            "model_name": self.model.name,
-            "inputs": [text_tensor("QUERY", [self.query]), text_tensor("DOCUMENT", chunk.texts)],
-            "outputs": [grpcclient.InferRequestedOutput(name) for name in ("SCORE", "LOGIT", "TOKEN_COUNT")],
-            "parameters": dict(self.options),
-            "request_id": self.request_id,
-            **time_arguments(seconds),
-            **trace_arguments(self.options),
-        }
+        return score_inference(self.model.name, self.query, chunk.texts, self.options, seconds, self.request_id)
 
-    def read(self, result: grpcclient.InferResult) -> Scores:
+    def read(self, response: service_pb2.ModelInferResponse) -> Scores:
         """Scores of a chunk."""
-        values, raw, counts = (result.as_numpy(name).ravel() for name in ("SCORE", "LOGIT", "TOKEN_COUNT"))
-        return Scores(values, raw, "cross-encoder", int(counts.sum()))
+        found = read_scores(response)
+        return Scores(found.scores, found.logits, "cross-encoder", int(found.token_counts.sum()))

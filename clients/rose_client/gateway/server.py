@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import http.client
 import socket
+import threading
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +18,12 @@ from rose_client.gateway.config import GatewayConfig
 
 _DRAIN_SECONDS = 120  # answers under way when asked to end; as long as the servers take
 _BACKLOG = 2048
+_LOOK_EVERY = 0.1  # seconds between two looks whether a worker answers
+_LOOK_SECONDS = 5.0  # for one
+
+
+class WorkerFailedError(Exception):
+    """A worker ended before the gateway had answered anything; its own words are on the standard error."""
 
 
 def make_server(config: GatewayConfig) -> uvicorn.Server:
@@ -29,19 +37,81 @@ def make_server(config: GatewayConfig) -> uvicorn.Server:
     return uvicorn.Server(_settings(partial(create_app, config), 1))
 
 
-def run(config: GatewayConfig, listener: socket.socket, workers: int) -> None:
+def run(config: GatewayConfig, listener: socket.socket, workers: int, announce: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT, then answer what was accepted and return.
 
     Args:
         config: servers, limits and keys.
         listener: what `listen` gave.
-        workers: processes that share it; one that dies is replaced.
+        workers: processes that share it; one that dies once the gateway has answered is replaced.
+        announce: called, in a thread of its own, when the gateway answers.
+
+    Raises:
+        WorkerFailedError: one of several workers ended before that.
     """
+    watch = _Watch(listener, announce)
     settings = _settings(partial(_app_of_process, config), workers)
-    if workers == 1:
-        uvicorn.Server(settings).run([listener])
-        return
-    Multiprocess(settings, [listener]).run()
+    with watch:
+        if workers == 1:
+            uvicorn.Server(settings).run([listener])
+            return
+        supervisor = _Supervisor(settings, listener, watch)
+        supervisor.run()
+    if supervisor.failed_with is not None:
+        raise WorkerFailedError(f"a worker ended with status {supervisor.failed_with} before the gateway answered")
+
+
+class _Watch:
+    """Asks for the liveness route until it is answered; a context manager that gives up on the way out."""
+
+    def __init__(self, listener: socket.socket, announce: Callable[[], None]) -> None:
+        self.is_answering = False
+        self._host, self._port = listener.getsockname()[:2]
+        self._announce = announce
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="watch-start", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+
+    def _look(self) -> None:
+        while not self._stopping.wait(_LOOK_EVERY):
+            if self._answers():
+                self.is_answering = True
+                self._announce()
+                return
+
+    def _answers(self) -> bool:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_LOOK_SECONDS)
+        try:
+            connection.request("GET", "/health/live")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):  # nobody is there yet who takes what the socket has queued
+            return False
+        finally:
+            connection.close()
+
+
+class _Supervisor(Multiprocess):
+    """Replaces workers only once they have been seen to work: what fails at its start would do so for ever."""
+
+    def __init__(self, settings: uvicorn.Config, listener: socket.socket, watch: _Watch) -> None:
+        super().__init__(settings, [listener])
+        self.failed_with: int | None = None
+        self._watch = watch
+
+    def keep_subprocess_alive(self) -> None:
+        """Look after the workers, now and then."""
+        if self._watch.is_answering:
+            super().keep_subprocess_alive()
+            return
+        ended = [process.exitcode for process in self.processes if process.exitcode is not None]
+        if ended and not self.should_exit.is_set():
+            self.failed_with = ended[0]
+            self.should_exit.set()
 
 
 def _app_of_process(config: GatewayConfig) -> ASGIApp:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from rose_client.chunking import Item
 from rose_client.errors import RequestError
@@ -87,7 +87,7 @@ class Service:
             raise GatewayError.unsupported(f"model {model.name!r} scores documents and has no embeddings", "model")
         self._check_outputs(model, request.options)
         options: EmbedOptions = {**request.options, **context.trace}
-        with _told(context, request.items, request.field):
+        with _Told(context, request.items, request.field):
             answer = await self._embedder.embed(model, request.items, options, context, request.counts)
         return model, answer
 
@@ -99,7 +99,7 @@ class Service:
         """
         model = await self.models.get(request.model, Contract.SCORE)
         options: EmbedOptions = {**request.options, **context.trace}
-        with _told(context, [request.query, *request.documents], request.field):
+        with _Told(context, [request.query, *request.documents], request.field):
             scores = await scorer_of(model, self._embedder).score(request.query, request.documents, options, context)
         return model, scores
 
@@ -117,14 +117,21 @@ class Service:
                     )
 
 
-@contextmanager
-def _told(context: Context, items: Sequence[Item], field_name: str) -> Iterator[None]:
-    """Count, take the time, and translate errors."""
-    context.num_characters += sum(len(item.decode()) for item in items if isinstance(item, bytes))
-    began = time.perf_counter()
-    try:
-        yield
-    except RequestError as error:
-        raise GatewayError.of(error, field_name) from error
-    finally:
-        context.upstream_seconds += time.perf_counter() - began
+class _Told:
+    """Counts, takes the time, and translates errors, around the asking of servers."""
+
+    def __init__(self, context: Context, items: Sequence[Item], field_name: str) -> None:
+        context.num_characters += sum(len(item.decode()) for item in items if isinstance(item, bytes))
+        self._context = context
+        self._field = field_name
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._context.upstream_seconds += time.perf_counter() - self._began
+        if isinstance(error, RequestError):
+            raise GatewayError.of(error, self._field) from error

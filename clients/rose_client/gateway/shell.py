@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
@@ -203,7 +203,7 @@ def _too_large(limit: int) -> GatewayError:
 
 
 def _request_id(headers: Mapping[bytes, bytes]) -> str:
-    return _header(headers, b"x-request-id", _REQUEST_ID) or secrets.token_hex(16)
+    return _header(headers, b"x-request-id", _REQUEST_ID) or f"{random.getrandbits(128):032x}"
 
 
 def _trace(headers: Mapping[bytes, bytes]) -> EmbedOptions:
@@ -216,7 +216,10 @@ def _trace(headers: Mapping[bytes, bytes]) -> EmbedOptions:
 
 def _header(headers: Mapping[bytes, bytes], name: bytes, form: re.Pattern[str]) -> str | None:
     """A header of the right form; any other is left out, as if it had not been sent."""
-    value = headers.get(name, b"").decode("latin-1")
+    sent = headers.get(name)
+    if sent is None:
+        return None
+    value = sent.decode("latin-1")
     return value if form.fullmatch(value) else None
 
 
