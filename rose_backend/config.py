@@ -228,7 +228,7 @@ class EngineConfig:
         head: pooling, projections and normalisation.
         device: a torch device string, e.g. `cpu` or `cuda:0`.
         token_budget: most tokens in one batch, but for a single sequence that is longer. None: measured at
-            start, the most that still win throughput within 10 ms, or, of bulk work, 5 ms beside others and 250 ms alone.
+            start, the most that still win throughput within 10 ms; of bulk work 5 ms beside others and 250 ms alone.
         max_sequences: most sequences in one batch.
         dtype: `float32`, `bfloat16`, `float16`, or `auto`: float32 on the CPU, bfloat16 on a GPU.
         attention: a backend's name, or `auto` to measure and choose per bucket.

@@ -78,6 +78,15 @@ class OutputRules:
             )
 
 
+def forms_offered(head: HeadConfig) -> tuple[str, ...]:
+    """The names of those that vectors of a checkpoint with this head can have."""
+    offered = {
+        "int8": head.tanh_codes or bool(head.ranges),
+        "sparse": head.tokens.sparse is not None or head.splade is not None,
+    }
+    return tuple(name for name in FORMS if offered.get(name, True))
+
+
 def forms_of(names: tuple[str, ...], head: HeadConfig) -> Output:
     """The forms with these names, of a checkpoint with this head."""
     forms = Output(0)

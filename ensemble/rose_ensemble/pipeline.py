@@ -31,14 +31,7 @@ input [
   { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true }
 ]
 output [
-  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
-  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
+$vectors,
   { name: "TOKEN_COUNT" data_type: TYPE_INT32 dims: [ -1 ] }
 ]
 ensemble_scheduling {
@@ -57,14 +50,7 @@ ensemble_scheduling {
       model_name: "$rose"
       model_version: -1
       input_map { key: "WORK" value: "work" }
-      output_map { key: "EMBEDDING" value: "EMBEDDING" }
-      output_map { key: "EMBEDDING_INT8" value: "EMBEDDING_INT8" }
-      output_map { key: "EMBEDDING_BINARY" value: "EMBEDDING_BINARY" }
-      output_map { key: "TOKEN_EMBEDDING" value: "TOKEN_EMBEDDING" }
-      output_map { key: "TOKEN_EMBEDDING_LENGTHS" value: "TOKEN_EMBEDDING_LENGTHS" }
-      output_map { key: "SPARSE_INDEX" value: "SPARSE_INDEX" }
-      output_map { key: "SPARSE_WEIGHT" value: "SPARSE_WEIGHT" }
-      output_map { key: "SPARSE_LENGTHS" value: "SPARSE_LENGTHS" }
+$vector_maps
     }
   ]
 }
@@ -107,6 +93,22 @@ parameters { key: "checkpoint" value { string_value: "$checkpoint" } }
 $settings
 """)
 
+_TENSORS = {
+    "float": ('name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ]',),
+    "int8": ('name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ]',),
+    "binary": ('name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ]',),
+    "token": (
+        'name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ]',
+        'name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ]',
+    ),
+    "sparse": (
+        'name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ]',
+        'name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ]',
+        'name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ]',
+    ),
+}
+"""What carries each form of vectors."""
+
 _CONTRACT = {
     "work": "Templates, tokenization, truncation and counting, on the CPU.",
     "inputs": """\
@@ -115,15 +117,6 @@ _CONTRACT = {
   { name: "TOKEN_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true },
   { name: "CHUNK_COUNTS" data_type: TYPE_INT32 dims: [ -1 ] optional: true allow_ragged_batch: true }""",
     "about_outputs": "# Of these, those that the parameter `outputs` asks for.\n",
-    "outputs": """\
-  { name: "EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_INT8" data_type: TYPE_INT8 dims: [ -1, -1 ] },
-  { name: "EMBEDDING_BINARY" data_type: TYPE_UINT8 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING" data_type: TYPE_FP32 dims: [ -1, -1 ] },
-  { name: "TOKEN_EMBEDDING_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_INDEX" data_type: TYPE_INT32 dims: [ -1 ] },
-  { name: "SPARSE_WEIGHT" data_type: TYPE_FP32 dims: [ -1 ] },
-  { name: "SPARSE_LENGTHS" data_type: TYPE_INT32 dims: [ -1 ] }""",
 }
 """Where the models of embedding checkpoints differ from those of rerankers (`SCORE_CONTRACT`)."""
 
@@ -139,6 +132,9 @@ class Pipeline:
         tokenizers: processes that tokenize.
         engine: what each engine is told.
         scores: whether the checkpoint is a reranker, whose ensemble has the scoring contract.
+        outputs: of an embedding checkpoint, the forms its vectors can have. The ensemble names each to the engine's
+            model in every request, so one that the checkpoint lacks costs every request (each of seven tensors about
+            a thirtieth of the engine process' time on requests of one short text).
     """
 
     name: str = "embed"
@@ -147,6 +143,7 @@ class Pipeline:
     tokenizers: int = 1
     engine: EngineSettings = field(default_factory=EngineSettings)
     scores: bool = False
+    outputs: tuple[str, ...] = ("float", "binary", "token")
 
     @property
     def tokenize_name(self) -> str:
@@ -183,7 +180,14 @@ class Pipeline:
             "max_batch_size": _MAX_BATCH_SIZE,
             "batching": _TOGETHER if len(self.devices) == 1 else _ONE_BY_ONE,
         }
-        ensemble, contract = (SCORE_ENSEMBLE, SCORE_CONTRACT) if self.scores else (_ENSEMBLE, _CONTRACT)
+        tensors = [tensor for form, members in _TENSORS.items() if form in self.outputs for tensor in members]
+        vectors = ",\n".join(f"  {{ {tensor} }}" for tensor in tensors)
+        names = [tensor.split('"')[1] for tensor in tensors]
+        values["vectors"] = vectors
+        values["vector_maps"] = "\n".join(f'      output_map {{ key: "{name}" value: "{name}" }}' for name in names)
+        ensemble, contract = _ENSEMBLE, {**_CONTRACT, "outputs": vectors}
+        if self.scores:
+            ensemble, contract = SCORE_ENSEMBLE, SCORE_CONTRACT
         return {
             self.name: ensemble.substitute(values),
             self.tokenize_name: _TOKENIZE.substitute(values, **contract),

@@ -14,6 +14,7 @@ from rose_backend.errors import CheckpointError
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.engine_settings import EngineSettings
+from rose_ensemble.outputs import forms_offered
 from rose_ensemble.pipeline import Pipeline
 
 _RECORD = "pipeline.json"
@@ -61,7 +62,7 @@ class Repository:
         self._refuse_clash(pipeline)
         checkpoint = read_checkpoint(resolve_checkpoint(pipeline.checkpoint))
         checkpoint.matryoshka.told(pipeline.engine.matryoshka)
-        pipeline = replace(pipeline, scores=checkpoint.scoring is not None)
+        pipeline = replace(pipeline, scores=checkpoint.scoring is not None, outputs=forms_offered(checkpoint.head))
         adapters = _adapters()
         for model, config in pipeline.configs().items():
             version = self.folder / model / "1"
@@ -100,7 +101,8 @@ def _load(record: Path) -> Pipeline:
     try:
         values = json.loads(record.read_text())
         engine = EngineSettings(**values.get("engine", {}))
-        return Pipeline(**{**values, "devices": tuple(values["devices"]), "engine": engine})
+        outputs = tuple(values.get("outputs", Pipeline.outputs))
+        return Pipeline(**{**values, "devices": tuple(values["devices"]), "outputs": outputs, "engine": engine})
     except (ValueError, TypeError, KeyError, AttributeError) as cause:
         raise CheckpointError(f"{record} is not a pipeline this version wrote: {cause!r}; remove its folder") from cause
 

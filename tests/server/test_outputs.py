@@ -90,13 +90,13 @@ async def test_requests_that_differ_in_outputs_share_batches(served: Serving, fo
 def test_a_plain_client_gets_what_the_parameter_says(server: Endpoints, oracle: Oracle) -> None:
     """Outputs that were not asked for are absent, named by the client or not."""
     with grpcclient.InferenceServerClient(server.grpc) as client:
-        for named in (None, ["EMBEDDING_BINARY", "EMBEDDING", "EMBEDDING_INT8"]):
+        for named in (None, ["EMBEDDING_BINARY", "EMBEDDING", "TOKEN_EMBEDDING"]):
             wanted = None if named is None else [grpcclient.InferRequestedOutput(name) for name in named]
             texts = text_input(grpcclient, ["tea", HARBOUR], (2, 1))
             result = client.infer("embed", [texts], outputs=wanted, parameters={"outputs": "binary"})
             assert result.as_numpy("EMBEDDING_BINARY").shape == (2, 1, 48)
             assert result.as_numpy("EMBEDDING") is None
-            assert result.as_numpy("EMBEDDING_INT8") is None
+            assert result.as_numpy("TOKEN_EMBEDDING") is None
             expected = np.packbits(oracle.vectors(["tea", HARBOUR]) > 0, axis=-1)
             assert (result.as_numpy("EMBEDDING_BINARY")[:, 0] != expected).sum() <= 1
             plain = client.infer("embed", [texts], outputs=wanted)

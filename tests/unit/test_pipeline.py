@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from rose_backend.config import HeadConfig, Ranges, SpladeConfig, TokenHeads
 from rose_backend.errors import InvalidArgumentError
 from rose_ensemble import devices
 from rose_ensemble.devices import parse_devices
+from rose_ensemble.outputs import forms_offered
 from rose_ensemble.pipeline import Pipeline, device_of_instance
 
+_TENSORS = [
+    "EMBEDDING", "EMBEDDING_INT8", "EMBEDDING_BINARY", "TOKEN_EMBEDDING", "TOKEN_EMBEDDING_LENGTHS", "SPARSE_INDEX",
+    "SPARSE_WEIGHT", "SPARSE_LENGTHS",
+]  # fmt: skip
 _CHECKED_IN = Path(__file__).parents[2] / "model_repository"
 
 
@@ -39,6 +45,27 @@ def test_model_names() -> None:
 def test_checkpoint_is_quoted(model: str, checkpoint: str, written: str) -> None:
     config = Pipeline("bge", checkpoint).configs()[model]
     assert f'parameters {{ key: "checkpoint" value {{ string_value: "{written}" }} }}' in config
+
+
+def test_outputs_are_those_that_the_vectors_can_have() -> None:
+    """Each named to the engine's model in every request, which is not free."""
+    configs = Pipeline("m", outputs=("float", "sparse")).configs()
+    for model in ("m", "m_rose"):
+        assert [name for name in _TENSORS if f'{{ name: "{name}" ' in configs[model]] == [
+            "EMBEDDING", "SPARSE_INDEX", "SPARSE_WEIGHT", "SPARSE_LENGTHS"
+        ]  # fmt: skip
+    assert [name for name in _TENSORS if f'output_map {{ key: "{name}" ' in configs["m"]] == [
+        "EMBEDDING", "SPARSE_INDEX", "SPARSE_WEIGHT", "SPARSE_LENGTHS"
+    ]  # fmt: skip
+
+
+def test_forms_that_a_checkpoint_lacks_are_not_offered() -> None:
+    ranges = Ranges(1, (0.0, 0.0), (1.0, 1.0))
+    assert forms_offered(HeadConfig()) == ("float", "binary", "token")
+    assert forms_offered(HeadConfig(tanh_codes=True)) == ("float", "int8", "binary", "token")
+    assert forms_offered(HeadConfig(ranges=(ranges,))) == ("float", "int8", "binary", "token")
+    assert forms_offered(HeadConfig(tokens=TokenHeads(Path("sparse.pt")))) == ("float", "binary", "sparse", "token")
+    assert forms_offered(HeadConfig(splade=SpladeConfig())) == ("float", "binary", "sparse", "token")
 
 
 def test_one_engine_per_device() -> None:

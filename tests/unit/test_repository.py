@@ -83,6 +83,15 @@ def test_model_names_that_are_taken(repository: Repository, minilm: Path, first:
     assert [pipeline.name for pipeline in repository.pipelines()] == [first]
 
 
+def test_a_record_of_before_outputs_were_noted_is_read(repository: Repository, minilm: Path) -> None:
+    added = repository.add(Pipeline("a", str(minilm)))
+    path = repository.folder / "a" / "pipeline.json"
+    record = json.loads(path.read_text())
+    del record["outputs"]
+    path.write_text(json.dumps(record))
+    assert repository.pipelines() == [added]
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a b", "-a", "_a", "a\n", "caf\u00e9"])
 def test_names_that_are_no_model_names(repository: Repository, minilm: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="use letters, digits"):
