@@ -143,7 +143,7 @@ def processor_seconds(pid: int) -> float:
     return sum(seconds.get(member, 0.0) for member in family)
 
 
-def single_row(direct: Target, through: Target, amounts: Amounts) -> dict[str, Any]:
+def single_row(name: str, direct: Target, through: Target, amounts: Amounts) -> dict[str, Any]:
     """p50 of requests one at a time, both ways."""
     load = Load(_WORDS, 1, 1, amounts.single)
     p50: dict[str, list[float]] = {"direct": [], "gateway": []}
@@ -152,7 +152,7 @@ def single_row(direct: Target, through: Target, amounts: Amounts) -> dict[str, A
             p50[way].append(measure(target, load)["p50_ms"])
     medians = {way: round(statistics.median(values), 3) for way, values in p50.items()}
     return {
-        "row": f"one at a time, {_WORDS} words",
+        "row": f"{name}, one at a time, {_WORDS} words",
         **{f"{way}_p50_ms": value for way, value in medians.items()},
         "gateway_adds_ms": round(medians["gateway"] - medians["direct"], 3),
         "p50_ms_of_rounds": p50,
@@ -229,7 +229,11 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="rose-gateway-bench-") as scratch:
         with serving(write_dummy(Path(scratch) / "dummy"), ["embed"]) as url:
-            note(many_row("dummy, direct", Target("triton", url, "embed"), amounts))
+            direct = Target("triton", url, "embed")
+            with gateway(url, 1) as (through, _):
+                measure(through, Load(_WORDS, 1, 1, 50))
+                note(single_row("dummy", direct, through, amounts))
+            note(many_row("dummy, direct", direct, amounts))
             for workers in args.workers:
                 with gateway(url, workers) as (through, pid):
                     note(many_row("dummy, gateway", through, amounts, pid, workers))
@@ -239,7 +243,7 @@ def main() -> None:
             direct = Target("triton", url, "embed")
             with gateway(url, 1) as (through, _):
                 measure(direct, Load(_WORDS, 1, 1, 50))
-                note(single_row(direct, through, amounts))
+                note(single_row("real engine", direct, through, amounts))
             note(many_row("real engine, direct", direct, amounts))
             for workers in args.workers:
                 with gateway(url, workers) as (through, pid):

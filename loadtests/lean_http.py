@@ -34,6 +34,7 @@ class LeanHttp:
             RuntimeError: a status other than 200.
             ConnectionError: the server closed the connection, or does not answer.
         """
+        self._free = [connection for connection in self._free if connection.is_open]  # idle ones the server closes
         connection = self._free.pop() if self._free else await self._connect()
         status, answer = await connection.ask(f"{self._head}content-length: {len(body)}\r\n\r\n".encode() + body)
         if connection.is_open:
@@ -64,8 +65,6 @@ class _Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Status and body."""
-        if not self.is_open:
-            raise ConnectionError("the server closed the connection")
         self._answer = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
         self._parts = []
