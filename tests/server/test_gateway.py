@@ -154,7 +154,7 @@ def test_messages_name_field_and_limit(gateway: httpx.Client) -> None:
     assert "limit is 256" in message(input=[101] * 257)
     assert message(input=["tea"] * 4097) == "input holds 4097 inputs: the limit is 4096 a request"
     assert message(input="tea", input_typ="x") == "input_typ is not known"
-    assert "has int8" in message(input="tea", encoding_format="base64_int8")  # no ranges were measured
+    assert "has no int8 vectors" in message(input="tea", encoding_format="base64_int8")  # no ranges were measured
 
 
 def test_packed_bits(gateway: httpx.Client, oracle: Oracle) -> None:
@@ -235,7 +235,7 @@ def test_tei_weights_that_no_model_here_has(gateway: httpx.Client) -> None:
     answer = gateway.post("/embed_sparse", json={"inputs": "tea"})
     assert answer.status_code == 424
     assert answer.json()["error_type"] == "Backend"
-    assert "this checkpoint has no sparse_linear.pt" in answer.json()["error"]
+    assert "has no sparse vectors: its checkpoint has no head for them" in answer.json()["error"]
 
 
 def test_documents_in_chunks(gateway: httpx.Client, oracle: Oracle) -> None:
@@ -365,7 +365,7 @@ def test_cohere_embed(gateway: httpx.Client, oracle: Oracle) -> None:
     for kind in ("int8", "uint8"):
         refused = gateway.post("/v2/embed", json={**body, "embedding_types": [kind]})
         assert refused.status_code == 400
-        assert "has int8" in refused.json()["message"]
+        assert "has no int8 vectors" in refused.json()["message"]
 
 
 @pytest.mark.parametrize(("truncate", "kept"), [("END", "tractor " * 254), ("START", "violin " * 254), ("NONE", None)])

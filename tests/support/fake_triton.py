@@ -157,7 +157,7 @@ class _Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         response = service_pb2.ModelInferResponse(model_name=request.model_name, id=request.id)
         wanted = [output.name for output in request.outputs]
         for name, array in outputs.items():
-            if name in wanted:
+            if not wanted or name in wanted:
                 datatype = next(key for key, dtype in _DTYPES.items() if dtype == array.dtype)
                 entry = response.outputs.add(name=name, datatype=datatype)
                 entry.shape.extend(array.shape)

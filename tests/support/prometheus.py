@@ -52,6 +52,13 @@ class Counters:
         """As `Page.read_float`."""
         return self.page().read_float(name, **labels)
 
+    def settled_page(self) -> Page:
+        """The page, once no tokens were run between two looks at it."""
+        page = self.page()
+        while (later := self.page()).read("rose_tokens_total") != page.read("rose_tokens_total"):
+            page = later
+        return later
+
     def page(self) -> Page:
         """The page, once what was counted until now is on it."""
         time.sleep(1.2 * FLUSH_SECONDS)  # counts are handed on a few times a second

@@ -112,9 +112,14 @@ class Service:
         for name in wanted_outputs(options):
             for tensor in OUTPUT_TENSORS[name]:
                 if tensor not in model.outputs:
-                    raise GatewayError.unsupported(
-                        f"model {model.name!r} has no {name} vectors: it would need the output {tensor}"
-                    )
+                    lacking = _LACKING.get(name, f"it would need the output {tensor}")
+                    raise GatewayError.unsupported(f"model {model.name!r} has no {name} vectors: {lacking}")
+
+
+_LACKING = {
+    "int8": "its checkpoint has no ranges for them, which `rose calibrate` measures",
+    "sparse": "its checkpoint has no head for them",
+}
 
 
 class _Told:
