@@ -13,7 +13,7 @@ from types import TracebackType
 from rose_backend.errors import RoseError
 from rose_ensemble.server_process import ServerProcess
 
-_PACKAGES = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn", "uvloop")
+_PACKAGES = ("fastapi", "httptools", "orjson", "prometheus_client", "pybase64", "uvicorn", "uvloop")
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 130.0  # a little more than the gateway takes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pybase64
 from starlette.responses import Response
 
 
@@ -22,4 +22,4 @@ def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Res
 def base64_rows(matrix: npt.NDArray[Any]) -> list[str]:
     """Each row's bytes, little-endian, in base64."""
     plain = np.ascontiguousarray(matrix if sys.byteorder == "little" else matrix.byteswap())
-    return [binascii.b2a_base64(row, newline=False).decode("ascii") for row in plain]
+    return [pybase64.b64encode_as_string(row) for row in plain]
