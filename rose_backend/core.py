@@ -117,6 +117,7 @@ class Request:
         is_cancelled: whether the sender has gone; asked before the request is packed. None: it cannot be told.
         dims: how many leading elements of each vector will be used; 0: all. The rest is left as it is, and is for the
             receiver to cut off.
+        rescale: whether what `dims` leaves is scaled, where vectors are; otherwise the whole vector is, before the cut.
         fields: what its sequences carry besides their tokens.
         outputs: the forms in which its vectors are wanted.
         spans: the parts of its sequences that have vectors; None: each sequence has one.
@@ -132,6 +133,7 @@ class Request:
     deadline: float | None = None
     is_cancelled: Callable[[], bool] | None = None
     dims: int = 0
+    rescale: bool = True
     fields: Fields = field(default_factory=dict)
     outputs: Output = FLOAT
     spans: Spans | None = None
@@ -175,7 +177,7 @@ class Request:
     @property
     def scaling(self) -> int:
         """0: vectors stay as they are; 1: they get unit length; -d: their first d elements get unit length."""
-        if not self.dims:
+        if not self.dims or not self.rescale:
             return self.normalize
         return -self.dims if self.normalize else 0
 

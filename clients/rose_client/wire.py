@@ -48,6 +48,8 @@ class EmbedOptions(TypedDict, total=False):
     """How many leading elements of each vector are wanted, where the checkpoint is trained to be cut."""
     normalize: bool
     """Scale vectors to unit length, or not."""
+    renormalize: bool
+    """Of fewer dimensions: scale what is left (the default), or the whole vector before the cut."""
     truncate: bool
     """Cut texts that are too long (the default), or have them refused."""
     truncation_direction: str

@@ -32,6 +32,7 @@ class RequestOptions:
         input_type: `query` or `document`; picks the checkpoint's prompt for it, if it has one.
         dimensions: how many leading elements of each vector are wanted; None leaves it to the checkpoint.
         normalize: scale vectors to unit length; None leaves it to the checkpoint.
+        renormalize: of fewer dimensions: scale what is left, rather than the whole vector before the cut.
         truncate: cut texts longer than the model's limit; otherwise they are an error.
         truncation_direction: the side that is cut, `right` or `left`; None leaves it to the checkpoint.
         lane: `online` or `bulk`, where the request queues; None: by its size.
@@ -46,6 +47,7 @@ class RequestOptions:
     prompt: str | None = None
     input_type: str | None = None
     normalize: bool | None = None
+    renormalize: bool = True
     truncate: bool = True
     truncation_direction: str | None = None
     lane: str | None = None
@@ -95,6 +97,7 @@ class RequestOptions:
             prompt=_text(values, "prompt"),
             input_type=_choice(values, "input_type", _INPUT_TYPES),
             normalize=_flag(values, "normalize"),
+            renormalize=_flag(values, "renormalize") is not False,
             truncate=_flag(values, "truncate") is not False,
             truncation_direction=_choice(values, "truncation_direction", DIRECTIONS),
             lane=_choice(values, "lane", _LANES),

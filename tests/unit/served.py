@@ -64,7 +64,15 @@ class Served:
             assert isinstance(output, TokenizeOutput), output
             normalize = self.checkpoint.head.normalize if options.normalize is None else options.normalize
             work = Work.unpack(output.work.pack())
-            request = Request(work.input_ids, work.lengths, Answers(), normalize, dims=dims, fields=work.fields)
+            request = Request(
+                work.input_ids,
+                work.lengths,
+                Answers(),
+                normalize,
+                dims=dims,
+                rescale=options.renormalize,
+                fields=work.fields,
+            )
             request.outputs, request.spans = forms_of(options.outputs, self.checkpoint.head), work.spans
             Limits(self._engine.vocab_size, self.checkpoint.max_length, self._engine.fields, True).check(request)
             OutputRules(self.checkpoint.head, self.checkpoint.matryoshka.dim).check(request)

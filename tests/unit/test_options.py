@@ -27,6 +27,7 @@ def test_no_parameters_are_the_defaults() -> None:
         ("normalize", False, False),
         ("normalize", "TRUE", True),
         ("normalize", "false", False),
+        ("renormalize", "false", False),
         ("truncate", False, False),
         ("truncate", "False", False),
         ("truncate", "true", True),

@@ -28,6 +28,7 @@ from rose_ensemble.options import RequestOptions
 from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
 from tests.support.checkpoints import make_bert, write_json, write_modules
 from tests.support.library import HIDDEN, alone, edit_json, library, save_with_library
+from tests.support.vectors import assert_close
 from tests.unit.builders import Answers
 from tests.unit.engines import LIMIT, engine_on, sequences
 from tests.unit.served import Served
@@ -156,6 +157,26 @@ def test_calibrated_codes_are_the_librarys(tmp_path: Path, minilm: Path, normali
         off = np.abs(made["EMBEDDING_INT8"].astype(int) - expected.astype(int))
         assert off.max() <= 1  # where a value lies on a step's edge
         assert (off != 0).mean() < 0.03
+
+
+def test_a_cut_without_scaling_again_is_the_librarys(tmp_path: Path, minilm: Path) -> None:
+    """Of a checkpoint that ends in Normalize: scaled, then cut; codes by the ranges of whole vectors."""
+    folder = save_with_library(tmp_path, minilm)
+    edit_json(folder / "config.json", matryoshka_dimensions=[8, HIDDEN])
+    write_ranges(folder, calibrate(folder, _TEXTS, "cpu", ()))
+    texts, model = ["a kettle boils", "tea", "a tractor " * 5], library(folder)
+    way = RequestOptions(outputs=("float", "int8"), dimensions=8, renormalize=False)
+    again = RequestOptions(dimensions=8)
+    made, scaled = Served(read_checkpoint(folder)).codes_together([(texts, way), (texts, again)])
+    expected = alone(model, texts, truncate_dim=8)
+    assert np.abs(np.linalg.norm(expected, axis=1) - 1).min() > 0.1
+    assert_close(made["EMBEDDING"].reshape(expected.shape), expected)
+    assert_close(
+        scaled["EMBEDDING"].reshape(expected.shape), alone(model, texts, truncate_dim=8, normalize_embeddings=True)
+    )
+    whole = alone(model, _TEXTS)
+    codes = quantize_embeddings(expected, "int8", ranges=np.stack([whole.min(0), whole.max(0)])[:, :8])
+    assert np.abs(made["EMBEDDING_INT8"].reshape(codes.shape).astype(int) - codes.astype(int)).max() <= 1
 
 
 def test_calibrated_codes_by_hand() -> None:

@@ -50,8 +50,7 @@ class TritonPythonModel:
         self._metrics = EngineMetrics(self._book, self._engine)
         tracing = open_tracing("rose")
         self._traced = None if tracing is None else TracedMetrics(self._metrics, tracing)
-        board = QueueBoard.of_server(os.getppid(), args["model_name"], instance.count)
-        self._board = board
+        self._board = board = QueueBoard.of_server(os.getppid(), args["model_name"], instance.count)
         budgets, packer = self._engine.budgets, partial(TokenPacker, max_sequences=instance.config.max_sequences)
         self._service = RoseService(
             self._engine,
@@ -122,6 +121,7 @@ class TritonPythonModel:
             lane=None if options.lane is None else Lane(options.lane),
             is_cancelled=sender.is_cancelled,
             dims=dims,
+            rescale=options.renormalize,
             fields=work.fields,
             spans=work.spans,
         )
