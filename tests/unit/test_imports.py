@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,3 +34,15 @@ def _imported(statement: str) -> set[str]:
 )
 def test_imports(statement: str, absent: set[str]) -> None:
     assert _imported(statement) & absent == set()
+
+
+@pytest.mark.parametrize(("told", "found"), [(None, "passive"), ("active", "active")])
+def test_openmp_is_told_to_wait_quietly_before_torch_is_there(told: str | None, found: str) -> None:
+    script = "import sys, os, rose_backend; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if told is not None:
+        environment["OMP_WAIT_POLICY"] = told
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert done.stdout.split() == [found, "False"]
