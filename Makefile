@@ -54,11 +54,11 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml tools/find_python.sh tools/install.sh
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,deploy,docs
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev
 	@touch $(VENV)/.server $@
 
 $(VENV)/.all: $(VENV)/.dev
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,deploy,docs,loadtest
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,loadtest,deploy,docs
 	@touch $@
 
 clean:
