@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from tritonclient.grpc import service_pb2
 
 from rose_client.chunking import Chunk
 from rose_client.inference import Inference
-from rose_client.reranking import RerankOptions, Scores, read_scores, score_inference
+from rose_client.reranking import Scores, read_scores, score_inference
 from rose_client.wire import Embeddings, EmbedOptions, embedding_inference, read_embeddings
 
 Answer = TypeVar("Answer", covariant=True)
+Options = TypeVar("Options", bound=Mapping[str, Any])
 
 _OF_A_SPLIT_CALL = "bulk"  # its lane, also where the chunk by itself is small enough to be taken for a query
 
@@ -43,10 +45,8 @@ class EmbedExchange:
 
     def inference(self, chunk: Chunk, seconds: float) -> Inference:
         """As `embedding_inference`."""
-        options = self.options
-        if chunk.is_part and "lane" not in options:
-            options = {**options, "lane": _OF_A_SPLIT_CALL}
-        return embedding_inference(self.model, chunk.texts, options, seconds, chunk.counts, self.request_id)
+        parameters = _in_its_lane(self.options, chunk)
+        return embedding_inference(self.model, chunk.texts, parameters, seconds, chunk.counts, self.request_id)
 
     def read(self, response: service_pb2.ModelInferResponse) -> Embeddings:
         """As `read_embeddings`."""
@@ -61,19 +61,26 @@ class ScoreExchange:
         model: name of the ensemble.
         query: goes with every chunk, in UTF-8.
         options: of the call.
+        request_id: what the servers' logs call it.
     """
 
     model: str
     query: bytes
-    options: RerankOptions
+    options: Mapping[str, Any]
+    request_id: str = ""
 
     def inference(self, chunk: Chunk, seconds: float) -> Inference:
         """As `score_inference`."""
-        options = self.options
-        if chunk.is_part and "lane" not in options:
-            options = {**options, "lane": _OF_A_SPLIT_CALL}
-        return score_inference(self.model, self.query, chunk.texts, options, seconds)
+        parameters = _in_its_lane(self.options, chunk)
+        return score_inference(self.model, self.query, chunk.texts, parameters, seconds, self.request_id)
 
     def read(self, response: service_pb2.ModelInferResponse) -> Scores:
         """As `read_scores`."""
         return read_scores(response)
+
+
+def _in_its_lane(options: Options, chunk: Chunk) -> Options:
+    """A call's options for one of its chunks."""
+    if chunk.is_part and "lane" not in options:
+        return cast("Options", {**options, "lane": _OF_A_SPLIT_CALL})
+    return options

@@ -9,14 +9,13 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tritonclient.grpc import service_pb2
 
-from rose_client.chunking import Chunk, Item
+from rose_client.chunking import Item
+from rose_client.exchange import ScoreExchange
 from rose_client.gateway.context import Context
 from rose_client.gateway.embedder import Embedder
 from rose_client.gateway.models import Contract, Model
-from rose_client.inference import Inference
-from rose_client.reranking import read_scores, score_inference
+from rose_client.reranking import join_scores
 from rose_client.wire import EmbedOptions
 
 
@@ -83,33 +82,8 @@ class _CrossScorer:
     model: Model
 
     async def score(self, query: bytes, documents: Sequence[Item], options: EmbedOptions, context: Context) -> Scores:
-        parts = await self.model.client.exchange(
-            documents, _ScoreExchange(self.model, query, options, context.request_id)
-        )
-        scores = Scores(
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([part.raw for part in parts]),
-            "cross-encoder",
-            sum(part.num_tokens for part in parts),
-        )
-        context.num_tokens += scores.num_tokens
-        return scores
-
-
-@dataclass(frozen=True)
-class _ScoreExchange:
-    """The scoring contract: QUERY and DOCUMENT in; SCORE, LOGIT and TOKEN_COUNT out."""
-
-    model: Model
-    query: bytes
-    options: EmbedOptions
-    request_id: str
-
-    def inference(self, chunk: Chunk, seconds: float) -> Inference:
-        """The query goes with every chunk of documents."""
-        return score_inference(self.model.name, self.query, chunk.texts, self.options, seconds, self.request_id)
-
-    def read(self, response: service_pb2.ModelInferResponse) -> Scores:
-        """Scores of a chunk."""
-        found = read_scores(response)
-        return Scores(found.scores, found.logits, "cross-encoder", int(found.token_counts.sum()))
+        exchange = ScoreExchange(self.model.name, query, options, context.request_id)
+        found = join_scores(await self.model.client.exchange(documents, exchange))
+        num_tokens = int(found.token_counts.sum())
+        context.num_tokens += num_tokens
+        return Scores(found.scores, found.logits, "cross-encoder", num_tokens)
