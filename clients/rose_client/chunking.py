@@ -70,7 +70,7 @@ def estimate_tokens(text: Item) -> int:
 
 
 def split(texts: Sequence[Item], limits: ChunkLimits, beside: int = 0) -> list[Chunk]:
-    """The texts in their order, in as few chunks as filling one after the other gives; at least one text.
+    """The texts in their order, each chunk filled before the next is begun; at least one text.
 
     A long call is begun with smaller chunks, so that engines have work while the next ones are tokenized, and ended
     with smaller ones, so that all engines end at about the same time (guided self-scheduling: Polychronopoulos and

@@ -282,6 +282,8 @@ class RoseClient:
                     outcome = exchange.read(infer(sent.request, timeout=sent.seconds, metadata=sent.metadata))
                 except grpc.RpcError as cause:
                     outcome = RequestError.of_call(cause)
+                except RequestError as failure:
+                    outcome = failure
                 call.settle(attempt, outcome, time.monotonic())
             if call.is_finished:
                 return

@@ -61,6 +61,8 @@ class Flight(Generic[Answer]):
             outcome = self._exchange.read(future.result())
         except grpc.RpcError as cause:
             outcome = RequestError.of_call(cause)
+        except RequestError as failure:
+            outcome = failure
         call.settle(attempt, outcome, time.monotonic())
 
     def settle_ended(self) -> None:

@@ -22,6 +22,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+_RESERVED = frozenset({"priority", "sequence_end", "sequence_id", "sequence_start", "timeout"})
+
+
 class Tensor(NamedTuple):
     """An input of shape `[1, size]`.
 
@@ -84,8 +87,11 @@ def inference(
         request_id: what the servers' logs call it.
 
     Raises:
+        ValueError: a parameter whose name Triton keeps for itself.
         TypeError: a parameter of another type.
     """
+    if reserved := _RESERVED.intersection(parameters):
+        raise ValueError(f"{', '.join(sorted(reserved))}: Triton's own, no option of a request")
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     for tensor in inputs:
         request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=(1, tensor.size))
@@ -121,7 +127,7 @@ def output_arrays(response: service_pb2.ModelInferResponse, names: Sequence[str]
     """The tensors of an answer by these names, views of its bytes.
 
     Raises:
-        RequestError: INTERNAL, one did not arrive, or is of a type that no output of ours has.
+        RequestError: INTERNAL, one did not arrive whole, or is of a type that no output of ours has.
     """
     contents = response.raw_output_contents
     arrived = {output.name: index for index, output in enumerate(response.outputs)}
@@ -134,5 +140,8 @@ def output_arrays(response: service_pb2.ModelInferResponse, names: Sequence[str]
         dtype = _DTYPES.get(output.datatype)
         if dtype is None:
             raise RequestError("INTERNAL", f"the server's answer has {name} as {output.datatype}")
-        arrays.append(np.frombuffer(contents[index], dtype).reshape(output.shape))
+        try:
+            arrays.append(np.frombuffer(contents[index], dtype).reshape(output.shape))
+        except (IndexError, ValueError) as cause:
+            raise RequestError("INTERNAL", f"the server's answer does not hold all of {name}: {cause}") from cause
     return arrays

@@ -68,6 +68,25 @@ def test_options_travel_as_parameters() -> None:
     assert (sent.request.model_name, sent.request.id) == ("bge", "mine")
 
 
+@pytest.mark.parametrize("name", ["timeout", "priority", "sequence_id"])
+def test_names_of_tritons_own_are_no_options(name: str) -> None:
+    """A `timeout` among them would be one of so many microseconds."""
+    options: Any = {name: 5}
+    with pytest.raises(ValueError, match=f"{name}: Triton's own"):
+        embedding_inference("embed", [b"tea"], options, 1.0)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"abc", bytes(8)])
+def test_an_answer_that_is_not_whole_is_told(content: bytes | None) -> None:
+    response = _response(EMBEDDING=np.zeros((1, 1, 4), np.float32), TOKEN_COUNT=np.array([[3]], np.int32))
+    if content is None:
+        del response.raw_output_contents[:]
+    else:
+        response.raw_output_contents[0] = content
+    with pytest.raises(RequestError, match="INTERNAL: the server's answer does not hold all of EMBEDDING"):
+        read_embeddings(response, _NONE)
+
+
 def test_an_option_that_cannot_travel_is_refused() -> None:
     options: Any = {"prompt": b"query: "}
     with pytest.raises(TypeError, match="prompt is a bytes"):

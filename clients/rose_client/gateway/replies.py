@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,5 +20,5 @@ def json_response(content: Any, headers: Mapping[str, str] | None = None) -> Res
 
 def base64_rows(matrix: npt.NDArray[Any]) -> list[str]:
     """Each row's bytes, little-endian, in base64."""
-    plain = np.ascontiguousarray(matrix if sys.byteorder == "little" else matrix.byteswap())
+    plain = np.ascontiguousarray(matrix, matrix.dtype.newbyteorder("<"))
     return [pybase64.b64encode_as_string(row) for row in plain]

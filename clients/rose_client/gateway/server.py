@@ -23,7 +23,7 @@ _LOOK_SECONDS = 5.0  # for one
 
 
 class WorkerFailedError(Exception):
-    """A worker ended before the gateway had answered anything; its own words are on the standard error."""
+    """A worker could not start, or ended before the gateway had answered; its own words are on the standard error."""
 
 
 def make_server(config: GatewayConfig) -> uvicorn.Server:
@@ -43,11 +43,12 @@ def run(config: GatewayConfig, listener: socket.socket, workers: int, announce: 
     Args:
         config: servers, limits and keys.
         listener: what `listen` gave.
-        workers: processes that share it; one that dies once the gateway has answered is replaced.
+        workers: processes that share it; one that dies once the gateway has answered is replaced, and where that cannot
+            start, all end.
         announce: called, in a thread of its own, when the gateway answers.
 
     Raises:
-        WorkerFailedError: one of several workers ended before that.
+        WorkerFailedError: one of several workers ended before that, or could not start later.
     """
     watch = _Watch(listener, announce)
     settings = _settings(partial(_app_of_process, config), workers)
@@ -58,7 +59,7 @@ def run(config: GatewayConfig, listener: socket.socket, workers: int, announce: 
         supervisor = _Supervisor(settings, listener, watch)
         supervisor.run()
     if supervisor.failed_with is not None:
-        raise WorkerFailedError(f"a worker ended with status {supervisor.failed_with} before the gateway answered")
+        raise WorkerFailedError(f"a worker could not start: it ended with status {supervisor.failed_with}")
 
 
 class _Watch:
@@ -66,7 +67,9 @@ class _Watch:
 
     def __init__(self, listener: socket.socket, announce: Callable[[], None]) -> None:
         self.is_answering = False
-        self._host, self._port = listener.getsockname()[:2]
+        self._host, self._port, *more = listener.getsockname()
+        if more and more[-1]:  # an address that holds on one link only
+            self._host = f"{self._host}%{more[-1]}"
         self._announce = announce
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch-start", daemon=True)
@@ -105,11 +108,14 @@ class _Supervisor(Multiprocess):
 
     def keep_subprocess_alive(self) -> None:
         """Look after the workers, now and then."""
-        if self._watch.is_answering:
-            super().keep_subprocess_alive()
+        if self.should_exit.is_set():
             return
         ended = [process.exitcode for process in self.processes if process.exitcode is not None]
-        if ended and not self.should_exit.is_set():
+        if self._watch.is_answering:
+            super().keep_subprocess_alive()
+            if self.should_exit.is_set():  # uvicorn gives up all of them where one cannot start
+                self.failed_with = ended[0]
+        elif ended:
             self.failed_with = ended[0]
             self.should_exit.set()
 
