@@ -31,6 +31,7 @@ class EngineInstance:
         config: of the engine.
         queue: of the queue in front of it.
         matryoshka: the `dimensions` that requests may ask for.
+        outputs: names of the model's outputs.
     """
 
     index: int
@@ -38,6 +39,7 @@ class EngineInstance:
     config: EngineConfig
     queue: QueueConfig
     matryoshka: Matryoshka
+    outputs: frozenset[str]
 
     @classmethod
     def of(cls, model_config: Mapping[str, Any], instance_name: str) -> EngineInstance:
@@ -62,7 +64,8 @@ class EngineInstance:
         queue = QueueConfig(settings.max_queued_tokens, settings.max_queued_requests, settings.lanes == "auto")
         count = len(model_config["instance_group"])
         matryoshka = checkpoint.matryoshka.told(settings.matryoshka)
-        return cls(index_of_instance(instance_name), count, config, queue, matryoshka)
+        outputs = frozenset(output["name"] for output in model_config["output"])
+        return cls(index_of_instance(instance_name), count, config, queue, matryoshka, outputs)
 
     def hold_back(self, service: RoseService, board: QueueBoard) -> None:
         """Keep the server from handing this engine more while it has enough and another has less.

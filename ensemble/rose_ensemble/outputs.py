@@ -24,6 +24,14 @@ FORMS = {
 }
 _TENSORS = {Output.FLOAT: "EMBEDDING", Output.INT8: "EMBEDDING_INT8", Output.BINARY: "EMBEDDING_BINARY"}
 
+_MARKS = {
+    **_TENSORS,
+    Output.TOKEN: "TOKEN_EMBEDDING",
+    Output.SPARSE: "SPARSE_INDEX",
+    Output.VOCABULARY: "SPARSE_INDEX",
+}
+"""Of each form a tensor that no other has."""
+
 _REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
 
 
@@ -34,10 +42,12 @@ class OutputRules:
     Attributes:
         head: of the checkpoint.
         dim: of a whole vector.
+        offered: the outputs that the model was set up with; the checkpoint may have got more since.
     """
 
     head: HeadConfig
     dim: int
+    offered: frozenset[str] = frozenset(_MARKS.values())
 
     def check(self, request: Request) -> None:
         """Refuse forms that the request's vectors do not have.
@@ -58,6 +68,12 @@ class OutputRules:
             )
         if request.outputs & Output.INT8:
             self._check_int8(request, dims)
+        for form, tensor in _MARKS.items():
+            if request.outputs & form and tensor not in self.offered:
+                raise InvalidArgumentError(
+                    f"parameter 'outputs' asks for {tensor}, which this model was set up without: serve the checkpoint "
+                    "anew (`rose serve`, or `rose repository add`)"
+                )
 
     def _check_int8(self, request: Request, dims: int) -> None:
         if self.head.tanh_codes:

@@ -71,7 +71,9 @@ class Repository:
             adapter = {pipeline.tokenize_name: "tokenize", pipeline.rose_name: "rose"}.get(model)
             if adapter is not None:
                 shutil.copyfile(adapters / adapter / "1" / "model.py", version / "model.py")
-        record = json.dumps(asdict(pipeline), indent=1)
+        values = asdict(pipeline)
+        del values["outputs"]  # what the checkpoint says; a version before this one would not know the key
+        record = json.dumps(values, indent=1)
         (self.folder / pipeline.name / _RECORD).write_text(record + "\n")
         return pipeline
 
@@ -101,8 +103,7 @@ def _load(record: Path) -> Pipeline:
     try:
         values = json.loads(record.read_text())
         engine = EngineSettings(**values.get("engine", {}))
-        outputs = tuple(values.get("outputs", Pipeline.outputs))
-        return Pipeline(**{**values, "devices": tuple(values["devices"]), "outputs": outputs, "engine": engine})
+        return Pipeline(**{**values, "devices": tuple(values["devices"]), "engine": engine})
     except (ValueError, TypeError, KeyError, AttributeError) as cause:
         raise CheckpointError(f"{record} is not a pipeline this version wrote: {cause!r}; remove its folder") from cause
 

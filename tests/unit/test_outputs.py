@@ -242,6 +242,14 @@ def test_refusals(head: HeadConfig, dim: int, how: dict[str, Any], words: str) -
         OutputRules(head, dim).check(_request([[1]], **how))
 
 
+@pytest.mark.parametrize("outputs", [Output.INT8, FLOAT | Output.INT8, Output.BINARY, Output.TOKEN])
+def test_what_the_model_was_set_up_without_is_refused(outputs: Output) -> None:
+    """A checkpoint that was calibrated afterwards: Triton would leave the tensor out and call it a success."""
+    rules = OutputRules(HeadConfig(ranges=(Ranges(0, (), ()),)), 96, frozenset({"EMBEDDING"}))
+    with pytest.raises(InvalidArgumentError, match="this model was set up without: serve the checkpoint anew"):
+        rules.check(_request([[1]], outputs))
+
+
 def test_what_is_not_refused() -> None:
     OutputRules(HeadConfig(), 100).check(_request([[1]], Output.BINARY, dims=64))
     OutputRules(HeadConfig(tanh_codes=True), 96).check(_request([[1]], Output.BINARY, normalize=True))

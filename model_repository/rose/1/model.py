@@ -43,7 +43,7 @@ class TritonPythonModel:
         instance = EngineInstance.of(json.loads(args["model_config"]), args["model_instance_name"])
         self._instance = instance
         self._normalize = instance.config.head.normalize
-        self._outputs = OutputRules(instance.config.head, instance.matryoshka.dim)
+        self._outputs = OutputRules(instance.config.head, instance.matryoshka.dim, instance.outputs)
         self._engine = RoseEngine(instance.config)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
