@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from rose_client.cli.gateway_process import GatewayFailedError, GatewayProcess, require_packages
 from rose_client.cli.main import app
+from rose_client.gateway import server
 from rose_client.gateway.merging import MergePolicy
 from rose_client.hedging import HedgePolicy
 from rose_ensemble.server_process import Endpoints
@@ -192,3 +194,17 @@ def test_a_gateway_that_cannot_start_is_told() -> None:
             pytest.raises(GatewayFailedError, match="status 1 before it was ready"),
         ):
             gateway.wait_until_listening()
+
+
+def test_a_worker_that_cannot_be_replaced_is_a_failure() -> None:
+    """uvicorn ends all workers then, as if it had been asked to; whoever restarts what failed must be told."""
+    listener = server.listen("127.0.0.1", 0)
+    watch = server._Watch(listener, lambda: None)
+    supervisor = server._Supervisor(server._settings(lambda: None, 2), listener, watch)  # type: ignore[arg-type, return-value]
+    dead = SimpleNamespace(pid=1, exitcode=3, is_alive=lambda timeout: False, kill=lambda: None, join=lambda: None)
+    supervisor.processes = [dead]  # type: ignore[list-item]
+    watch.is_answering = True
+    supervisor.keep_subprocess_alive()
+    listener.close()
+    assert supervisor.should_exit.is_set()
+    assert supervisor.failure == "a worker could not be replaced: the new one failed to start"

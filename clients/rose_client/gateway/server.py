@@ -11,6 +11,7 @@ from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from rose_client.gateway.app import create_app
@@ -58,8 +59,8 @@ def run(config: GatewayConfig, listener: socket.socket, workers: int, announce: 
             return
         supervisor = _Supervisor(settings, listener, watch)
         supervisor.run()
-    if supervisor.failed_with is not None:
-        raise WorkerFailedError(f"a worker could not start: it ended with status {supervisor.failed_with}")
+    if supervisor.failure is not None:
+        raise WorkerFailedError(supervisor.failure)
 
 
 class _Watch:
@@ -103,20 +104,21 @@ class _Supervisor(Multiprocess):
 
     def __init__(self, settings: uvicorn.Config, listener: socket.socket, watch: _Watch) -> None:
         super().__init__(settings, [listener])
-        self.failed_with: int | None = None
+        self.failure: str | None = None
         self._watch = watch
 
     def keep_subprocess_alive(self) -> None:
         """Look after the workers, now and then."""
         if self.should_exit.is_set():
             return
-        ended = [process.exitcode for process in self.processes if process.exitcode is not None]
         if self._watch.is_answering:
             super().keep_subprocess_alive()
-            if self.should_exit.is_set():  # uvicorn gives up all of them where one cannot start
-                self.failed_with = ended[0]
-        elif ended:
-            self.failed_with = ended[0]
+            if any(process.exitcode == STARTUP_FAILURE for process in self.processes):  # then uvicorn ends all of them
+                self.failure = "a worker could not be replaced: the new one failed to start"
+            return
+        ended = [process.exitcode for process in self.processes if process.exitcode is not None]
+        if ended:
+            self.failure = f"a worker ended with status {ended[0]} before the gateway answered"
             self.should_exit.set()
 
 
