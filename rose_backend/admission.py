@@ -40,20 +40,20 @@ class Limits:
         Raises:
             InvalidArgumentError: names the tensor, the offending value and the limit.
         """
-        if request.num_sequences == 0:
+        lengths, input_ids = request.lengths, request.input_ids
+        if len(lengths) == 0:
             raise InvalidArgumentError("LENGTHS is empty: a request needs at least one sequence")
-        shortest, longest = _extremes(request.lengths)
+        shortest, longest = _extremes(lengths)
         if shortest < 1:
             raise InvalidArgumentError(f"LENGTHS holds {shortest}: every sequence needs at least 1 token")
         if longest > self.max_length:
             raise InvalidArgumentError(f"LENGTHS holds {longest}: the limit is {self.max_length} tokens")
-        if int(request.offsets[-1]) != request.num_tokens:
-            raise InvalidArgumentError(
-                f"LENGTHS adds up to {int(request.offsets[-1])}, but INPUT_IDS holds {request.num_tokens} ids"
-            )
+        total = longest if len(lengths) == 1 else int(request.offsets[-1])
+        if total != len(input_ids):
+            raise InvalidArgumentError(f"LENGTHS adds up to {total}, but INPUT_IDS holds {len(input_ids)} ids")
         # As unsigned numbers negative ids are the largest, so one pass finds either fault.
-        if np.maximum.reduce(request.input_ids.view(np.uint32)) >= self.vocab_size:
-            lowest, highest = _extremes(request.input_ids)
+        if np.maximum.reduce(input_ids.view(np.uint32)) >= self.vocab_size:
+            lowest, highest = _extremes(input_ids)
             wrong = lowest if lowest < 0 else highest
             raise InvalidArgumentError(f"INPUT_IDS holds {wrong}: token ids lie between 0 and {self.vocab_size - 1}")
         for name in request.fields:
@@ -80,6 +80,7 @@ class Limits:
 
 def _extremes(values: Int32Array) -> tuple[int, int]:
     """Smallest and largest; a single value needs no passes."""
-    if values.size == 1:
-        return int(values[0]), int(values[0])
+    if len(values) == 1:
+        lone = int(values[0])
+        return lone, lone
     return int(values.min()), int(values.max())

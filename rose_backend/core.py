@@ -139,8 +139,6 @@ class Request:
     spans: Spans | None = None
     tag: object = None
 
-    offsets: Int64Array = field(init=False)
-    """`[num_sequences + 1]`: where each sequence starts in `input_ids`; computed here."""
     num_packed: int = field(default=0, init=False)
     """Sequences already in a batch; advanced by the packer (engine thread)."""
     packed_at: float | None = field(default=None, init=False)
@@ -151,13 +149,14 @@ class Request:
     """Of a request that spreads over several batches: filled by the completer as they return."""
     answered: bool = field(default=False, init=False)
     """Set by the service when `reply` was called; later parts of the request are then dropped."""
+    _offsets: Int64Array | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        if len(self.lengths) == 1:  # most requests of a busy server
-            self.offsets = np.array((0, self.lengths[0]), np.int64)
-            return
-        self.offsets = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(self.lengths, out=self.offsets[1:])
+    @property
+    def offsets(self) -> Int64Array:
+        """`[num_sequences + 1]`: where each sequence starts in `input_ids`."""
+        if self._offsets is None:  # most requests never need them
+            self._offsets = np.concatenate(([0], np.cumsum(self.lengths, dtype=np.int64)))
+        return self._offsets
 
     @property
     def num_sequences(self) -> int:
@@ -184,10 +183,12 @@ class Request:
     @property
     def tokens_left(self) -> int:
         """Tokens not yet in any batch."""
+        if not self.num_packed:
+            return len(self.input_ids)
         return int(self.offsets[-1] - self.offsets[self.num_packed])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that makes making one three times as long
 class Segment:
     """Sequences `first` up to `first + count` of one request, as part of one batch."""
 
@@ -199,14 +200,15 @@ class Segment:
     def input_ids(self) -> Int32Array:
         """`[tokens]` int32: a view into the request."""
         request = self.request
-        if self.count == request.num_sequences:
+        if self.count == len(request.lengths):
             return request.input_ids
         return request.input_ids[request.offsets[self.first] : request.offsets[self.first + self.count]]
 
     @property
     def lengths(self) -> Int32Array:
         """`[count]` int32: a view into the request."""
-        return self.request.lengths[self.first : self.first + self.count]
+        lengths = self.request.lengths
+        return lengths if self.count == len(lengths) else lengths[self.first : self.first + self.count]
 
     @property
     def rows(self) -> slice:
@@ -302,16 +304,17 @@ class Batch:
             shift = starts[order] - cu_seqlens[:-1]
             flat = flat[np.repeat(shift, ascending) + np.arange(len(flat))]
         counts = [segment.count for segment in segments]
-        normalize = np.repeat(np.array([segment.request.scaling for segment in segments], np.int32), counts)[order]
+        requests = [segment.request for segment in segments]
+        normalize = np.repeat(np.array([request.scaling for request in requests], np.int32), counts)[order]
         fields: Fields = {}
-        if any([segment.request.fields for segment in segments]):  # noqa: C419 (a list is quicker, and most have none)
+        if any([request.fields for request in requests]):  # noqa: C419 (a list is quicker, and most have none)
             names = {name for segment in segments for name in segment.request.fields}
             fields = {name: np.concatenate([segment.carried(name) for segment in segments])[order] for name in names}
         batch = cls(segments, flat, cu_seqlens, normalize, order, fields)
-        if any([segment.request.outputs is not FLOAT or segment.request.spans for segment in segments]):  # noqa: C419
-            outputs = functools.reduce(operator.or_, (segment.request.outputs for segment in segments))
+        if any([request.outputs is not FLOAT or request.spans for request in requests]):  # noqa: C419
+            outputs = functools.reduce(operator.or_, (request.outputs for request in requests))
             batch = replace(batch, outputs=outputs)
-            if any(segment.request.spans for segment in segments):
+            if any(request.spans for request in requests):
                 spans = _spans(batch)
                 batch = replace(batch, spans=spans, order=np.arange(spans.shape[1]))
         return batch

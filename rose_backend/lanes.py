@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from rose_backend.config import QueueConfig
@@ -85,11 +86,10 @@ class LanedQueue:
         Raises:
             UnavailableError: the queue is full; says how full and when to come back.
         """
-        depth, config, num_tokens = self.depth(), self.config, request.num_tokens
+        (tokens, requests), config, num_tokens = self.depth(), self.config, len(request.input_ids)
         # A request larger than the whole queue is taken when nothing else waits.
-        too_many_tokens = depth.tokens and depth.tokens + num_tokens > config.max_tokens
-        if too_many_tokens or depth.requests >= config.max_requests:
-            raise UnavailableError(full_message(depth, config, tokens_per_second))
+        if (tokens and tokens + num_tokens > config.max_tokens) or requests >= config.max_requests:
+            raise UnavailableError(full_message(Depth(tokens, requests), config, tokens_per_second))
         lane = self._lane_of(request)
         self._waiting[lane].append(request)
         self._tokens[lane] += num_tokens
@@ -99,13 +99,15 @@ class LanedQueue:
 
     def take(self) -> Batch | None:
         """The next batch, from the lane whose turn it is; None where nothing waits."""
-        lanes = (self._other(self._last), self._last)
+        lanes, now = (self._other(self._last), self._last), self.clock()
         for lane in lanes:
-            batch = self._packer_of(lane).take(self._waiting[lane], self._unwanted)
+            waiting = self._waiting[lane]
+            if not waiting:
+                continue
+            batch = self._packer_of(lane).take(waiting, partial(self._unwanted, now))
             if batch is not None:
                 self._tokens[lane] -= batch.num_tokens
                 self._last = lane
-                now = self.clock()
                 for segment in batch.segments:
                     if segment.request.packed_at is None:
                         segment.request.packed_at = now
@@ -134,7 +136,7 @@ class LanedQueue:
         if not self.config.lanes:
             request.lane = Lane.ONLINE
         elif request.lane is None:
-            large = request.num_sequences > _BULK_SEQUENCES or request.num_tokens > self.packer.token_budget
+            large = len(request.lengths) > _BULK_SEQUENCES or len(request.input_ids) > self.packer.token_budget
             request.lane = Lane.BULK if large else Lane.ONLINE
         return request.lane
 
@@ -149,9 +151,8 @@ class LanedQueue:
     def _other(lane: Lane) -> Lane:
         return Lane.ONLINE if lane is Lane.BULK else Lane.BULK
 
-    def _unwanted(self, request: Request) -> bool:
+    def _unwanted(self, now: float, request: Request) -> bool:
         """Whether nobody waits for the rest of a request any more."""
-        now = self.clock()
         if request.answered:  # an earlier part failed
             pass
         elif request.deadline is not None and now > request.deadline:

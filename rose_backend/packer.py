@@ -43,16 +43,19 @@ class TokenPacker:
             if unwanted(request):
                 queue.popleft()
                 continue
-            first, count = request.num_packed, self._fitting(request, tokens_left, sequences_left)
-            if count < 1 and segments:
-                break
-            count = max(count, 1)
+            first, rest = request.num_packed, request.tokens_left
+            count = request.num_sequences - first
+            if rest > tokens_left or count > sequences_left:
+                count = self._fitting(request, tokens_left, sequences_left)
+                if count < 1 and segments:
+                    break
+                count = max(count, 1)
             segments.append(Segment(request, first, count))
             request.num_packed += count
             if request.num_packed < request.num_sequences:
                 break
             queue.popleft()
-            tokens_left -= request.num_tokens - int(request.offsets[first])
+            tokens_left -= rest
             sequences_left -= count
         return Batch.of(tuple(segments)) if segments else None
 
@@ -60,7 +63,5 @@ class TokenPacker:
     def _fitting(request: Request, tokens_left: int, sequences_left: int) -> int:
         """How many of the request's next sequences fit."""
         first = request.num_packed
-        if first == 0 and request.num_tokens <= tokens_left and request.num_sequences <= sequences_left:
-            return request.num_sequences
         within_tokens = np.searchsorted(request.offsets, request.offsets[first] + tokens_left, side="right") - 1
         return min(int(within_tokens) - first, sequences_left, request.num_sequences - first)

@@ -11,7 +11,8 @@ feel three or four of them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,10 +23,10 @@ _HEADER = 4
 _SPANS = 0x10000
 _KNOWN = sum(Field) | _SPANS
 NO_STAMP = -1
+_NO_FIELDS: Fields = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """One request's sequences.
 
     Attributes:
@@ -41,7 +42,7 @@ class Work:
     stamp: int
     lengths: Int32Array
     input_ids: Int32Array
-    fields: Fields = field(default_factory=dict)
+    fields: Fields = _NO_FIELDS
     spans: Spans | None = None
 
     def pack(self) -> Int32Array:
@@ -69,7 +70,7 @@ class Work:
         Raises:
             InvalidArgumentError: it does not hold what its first numbers say.
         """
-        flat = tensor.ravel().copy()
+        flat = tensor.flatten()
         if flat.size < _HEADER:
             raise InvalidArgumentError(f"WORK holds {flat.size} values: expected b, n, a stamp, flags, lengths and ids")
         b, n, stamp, flags = flat[:_HEADER].tolist()
