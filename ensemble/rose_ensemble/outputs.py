@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,9 @@ _MARKS = {
     Output.VOCABULARY: "SPARSE_INDEX",
 }
 """Of each form a tensor that no other has."""
+
+Tensors = Callable[[Results], Iterable[tuple[str, npt.NDArray[Any]]]]
+"""Names and contiguous arrays of an answer."""
 
 _REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
 
@@ -109,6 +112,17 @@ def forms_of(names: tuple[str, ...], head: HeadConfig) -> Output:
     for name in names:
         forms |= Output.VOCABULARY if name == "sparse" and head.splade is not None else FORMS[name]
     return forms
+
+
+def embedding_of(shape: tuple[int, int], dims: int, results: Results) -> Iterable[tuple[str, npt.NDArray[Any]]]:
+    """`tensors_of` a request that asked for float vectors alone, as most do: without the request itself.
+
+    An answer to come that knows its request, which knows how to answer, is a circle: garbage that has to be searched
+    for, and searching costs more than all the rest.
+    """
+    vectors = results[Output.FLOAT]
+    vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
+    return (("EMBEDDING", vectors.reshape(*shape, -1)),)
 
 
 def tensors_of(

@@ -5,12 +5,10 @@ import os
 from functools import partial
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from rose_backend.admission import Limits
-from rose_backend.config import Activation
-from rose_backend.core import FLOAT, Float32Array, Lane, Request, Results
+from rose_backend.core import Lane, Request, Results
 from rose_backend.engine import RoseEngine
 from rose_backend.errors import RoseError
 from rose_backend.lanes import BulkPackers
@@ -26,8 +24,8 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
-from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
-from rose_ensemble.scores import scores_of
+from rose_ensemble.outputs import OutputRules, Tensors, embedding_of, forms_of, tensors_of
+from rose_ensemble.scores import score_tensors
 from rose_ensemble.tracing import open_tracing
 from rose_ensemble.work import NO_STAMP, Work
 
@@ -94,29 +92,13 @@ class TritonPythonModel:
         options = RequestOptions.read(request.parameters, scoring=scoring is not None)
         dims = self._instance.matryoshka.wanted(options.dimensions)
         work = Work.unpack(request.inputs()[0].as_numpy())
-        b, n = work.shape
-
-        def reply(outcome: Results | RoseError) -> None:
-            if isinstance(outcome, RoseError):
-                _send_error(sender, outcome)
-                return
-            if scoring is not None:
-                _send_scores(sender, outcome[FLOAT].reshape(b, n), scoring.activation, raw=options.raw_scores)
-                return
-            if queued.outputs is FLOAT:
-                vectors = outcome[FLOAT]
-                vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
-                tensors = [pb_utils.Tensor("EMBEDDING", vectors.reshape(b, n, -1))]
-            else:
-                heads, lsb_first = self._outputs.head.tokens, options.bit_order == "lsb"
-                found = tensors_of(queued, outcome, (b, n), heads, lsb_first=lsb_first)
-                tensors = [pb_utils.Tensor(name, values) for name, values in found]
-            sender.send(pb_utils.InferenceResponse(tensors), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
+        tensors: Tensors = partial(embedding_of, work.shape, dims)
+        if scoring is not None:
+            tensors = partial(score_tensors, work.shape, scoring.activation, options.raw_scores)
         queued = Request(
             work.input_ids,
             work.lengths,
-            reply,
+            partial(_answer, sender, tensors),
             normalize=self._normalize if options.normalize is None else options.normalize,
             lane=None if options.lane is None else Lane(options.lane),
             is_cancelled=sender.is_cancelled,
@@ -128,6 +110,10 @@ class TritonPythonModel:
         if options.outputs != ("float",):
             queued.outputs = forms_of(options.outputs, self._outputs.head)
             self._outputs.check(queued)
+            lsb_first = options.bit_order == "lsb"
+            tokens = self._outputs.head.tokens
+            tensors = partial(tensors_of, queued, shape=work.shape, tokens=tokens, lsb_first=lsb_first)
+            queued.reply = partial(_answer, sender, tensors)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
         if self._traced is not None:
@@ -138,9 +124,11 @@ class TritonPythonModel:
         return queued
 
 
-def _send_scores(sender: Any, logits: Float32Array, activation: Activation, *, raw: bool) -> None:
-    scores = logits if raw else scores_of(logits, activation)
-    response = pb_utils.InferenceResponse([pb_utils.Tensor("SCORE", scores), pb_utils.Tensor("LOGIT", logits)])
+def _answer(sender: Any, tensors: Tensors, outcome: Results | RoseError) -> None:
+    if isinstance(outcome, RoseError):
+        _send_error(sender, outcome)
+        return
+    response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors(outcome)])
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
