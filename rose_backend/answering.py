@@ -7,8 +7,9 @@ once overlap, so a batch's replies are spread over a few threads.
 from __future__ import annotations
 
 import logging
+import queue
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from rose_backend.core import Request, Results
@@ -35,22 +36,28 @@ class Answer(NamedTuple):
 
 
 class Answerers:
-    """A few threads that send answers."""
+    """A few threads that send answers. Not an executor: what that makes for every task costs as much as a send."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_THREADS, "rose-answers")
+        self._slices: queue.SimpleQueue[Sequence[Answer] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._run, name=f"rose-answers-{n}") for n in range(_THREADS)]
+        for thread in self._threads:
+            thread.start()
 
     def deliver(self, answers: Sequence[Answer]) -> None:
         """Send all of them soon, in any order, a slice to a thread."""
         per_thread = -(-len(answers) // _THREADS)
         for first in range(0, len(answers), max(1, per_thread)):
-            self._pool.submit(_send, answers[first : first + per_thread])
+            self._slices.put(answers[first : first + per_thread])
 
     def close(self) -> None:
         """Return once all are sent."""
-        self._pool.shutdown(wait=True)
+        for _ in self._threads:
+            self._slices.put(None)
+        for thread in self._threads:
+            thread.join()
 
-
-def _send(answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        answer.send()
+    def _run(self) -> None:
+        while (answers := self._slices.get()) is not None:
+            for answer in answers:
+                answer.send()

@@ -55,6 +55,11 @@ class Pacer:
         self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
         return seconds
 
+    @property
+    def num_under_way(self) -> int:
+        """Batches launched and not finished."""
+        return len(self._under_way)
+
     def hold(self, now: float) -> float:
         """Seconds to wait before the next launch, unless a batch finishes first; 0: launch now."""
         if not self._under_way:

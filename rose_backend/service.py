@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _DEFAULTS = QueueConfig()
 _QUIET_SECONDS = 0.1  # without a request, before the engine thread does anything else
-_BATCHES_IN_FLIGHT = 2  # one on the device, one launched behind it
+_HAND_OVER_SECONDS = 0.0005  # for the engine thread to take what has come
+_BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being answered
 
 
 class Rows(Protocol):
@@ -103,7 +104,8 @@ class RoseService:
         self._packed = threading.Condition(lock)
         self._finished = threading.Condition(lock)
         self._closing = False
-        self._launched: queue.Queue[_Launched | Dropped | None] = queue.Queue(_BATCHES_IN_FLIGHT)
+        self._hungry = False  # whether the engine thread waits for work
+        self._launched: queue.SimpleQueue[_Launched | Dropped | None] = queue.SimpleQueue()
         self._answerers = Answerers()
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
         self._completer_thread = threading.Thread(target=self._complete_batches, name="rose-completer")
@@ -130,6 +132,10 @@ class RoseService:
                     outcomes[index] = self._enqueue(request)
             self._arrived.notify()
             self._tell()
+            if self._hungry and self._queue.depth().requests:
+                # Whoever called may keep the interpreter for a while on its way back (Triton's stub does, until its
+                # server has noticed), and the engine would wait for that.
+                self._packed.wait(_HAND_OVER_SECONDS)
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
@@ -182,6 +188,9 @@ class RoseService:
         idling = True
         while True:
             with self._arrived:
+                if self._pacer.num_under_way >= _BATCHES_IN_FLIGHT:
+                    self._finished.wait()
+                    continue
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch = None if hold else self._queue.take()
                 dropped = self._queue.take_dropped()
@@ -193,7 +202,7 @@ class RoseService:
                 elif hold:
                     self._finished.wait(hold)
                     continue
-                elif self._arrived.wait(_QUIET_SECONDS if idling else None):
+                elif self._wait_for_work(_QUIET_SECONDS if idling else None):
                     continue
             for item in dropped:
                 self._launched.put(item)
@@ -201,6 +210,12 @@ class RoseService:
                 return batch
             if not dropped:
                 idling = self._idle()
+
+    def _wait_for_work(self, timeout: float | None) -> bool:
+        self._hungry = True
+        came = self._arrived.wait(timeout)
+        self._hungry = False
+        return came
 
     def _idle(self) -> bool:
         try:

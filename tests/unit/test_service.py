@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rose_backend import service
 from rose_backend.admission import Limits
 from rose_backend.config import EngineConfig, QueueConfig
 from rose_backend.core import Batch, Float32Array, Outcome, Output, Results
@@ -24,6 +25,7 @@ from rose_backend.packer import TokenPacker
 from rose_backend.service import RoseService, Rows
 from rose_ensemble.checkpoint import read_checkpoint
 from tests.support.vectors import assert_close
+from tests.support.waiting import wait_until
 from tests.unit.builders import Answers, request_of
 
 Alone = Callable[[list[int]], Float32Array]
@@ -452,3 +454,26 @@ def test_what_fails_after_a_batch_is_told_to_each_of_its_requests(engine: RoseEn
         after = state.submit([GOOD[1]])
         assert after.vectors().shape == (1, engine.dim)
     assert [len(answer.outcomes) for answer in (small, large.reply) if isinstance(answer, Answers)] == [1, 1]
+
+
+def test_an_idle_engine_has_taken_what_was_submitted(engine: RoseEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever submitted may keep the interpreter afterwards; the engine should not have to wait for that."""
+    monkeypatch.setattr(service, "_HAND_OVER_SECONDS", 30.0)
+    with running(engine) as state:
+        state.engine.go.set()
+        state.hold.vectors()
+        for length in range(3, 9):
+            wait_until(lambda: state.service._hungry, "the engine thread waits for work")
+            request = request_of([[101] * length])
+            state.service.submit(request)
+            assert request.packed_at is not None
+
+
+def test_a_busy_engine_is_not_waited_for(engine: RoseEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_HAND_OVER_SECONDS", 30.0)
+    with running(engine) as state:
+        began = time.monotonic()
+        waiting = state.submit([GOOD[0]])
+        assert time.monotonic() - began < 15
+        state.engine.go.set()
+        waiting.vectors()
