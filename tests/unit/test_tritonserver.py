@@ -159,3 +159,13 @@ def test_serving_interpreters_are_newest_first(monkeypatch: pytest.MonkeyPatch) 
     there = {"python3.10": "/usr/bin/python3.10", "python3.12": "/usr/bin/python3.12"}
     monkeypatch.setattr("shutil.which", lambda name, path=None: there.get(name))
     assert tritonserver.find_serving_interpreters() == ["/usr/bin/python3.12", "/usr/bin/python3.10"]
+
+
+@pytest.mark.parametrize("told", [None, "glibc.malloc.check=3"])
+def test_processes_keep_their_tables_in_huge_pages(monkeypatch: pytest.MonkeyPatch, told: str | None) -> None:
+    monkeypatch.setattr("shutil.which", lambda name, path=None: "/opt/tritonserver/bin/tritonserver")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if told is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", told)
+    added = find_server().environment
+    assert added.get("GLIBC_TUNABLES") == (None if told else "glibc.malloc.hugetlb=1")
