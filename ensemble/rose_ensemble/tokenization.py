@@ -111,8 +111,6 @@ class TextTokenizer:
             InvalidArgumentError: a text has words that the vocabulary cannot express.
         """
         try:
-            if len(texts) == 1:  # handing one text to the library's threads takes longer than a short text itself
-                return [self._tokenizer.encode(texts[0], add_special_tokens=special).ids]
             encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
         except Exception as cause:  # the library raises nothing narrower
             raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
