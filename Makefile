@@ -16,13 +16,15 @@ serve: $(VENV)/.server
 # As many at a time as there are cores, from two to four, where nothing is timed: tests wait for servers to start.
 WORKERS ?= $(shell n=$$(nproc); echo $$((n < 2 ? 2 : n > 4 ? 4 : n)))
 
-# Types are checked meanwhile; then, with nothing beside them, the tests of what is timed.
+# Types are checked meanwhile; then, with nothing beside them, the tests of what is timed. Only files that hold such are
+# read: the others import for seconds.
 test: $(VENV)/.dev
 	@$(MAKE) --no-print-directory --jobs=2 lint test-together
-	@$(BIN)/pytest -m "alone and not slow" tests/server
+	@$(BIN)/pytest -m "alone and not slow" $$(grep -lr --include='*.py' mark.alone tests/server)
 
+# In order of their folders: servers' tests first, whose files take long, and unit tests fill up the end.
 test-together: $(VENV)/.dev
-	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile
+	@$(BIN)/pytest -m "not alone and not slow" --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/.all lint
 	@$(BIN)/pytest
@@ -40,7 +42,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@$(BIN)/python loadtests/cpu_throughput.py
 
-docs: $(VENV)/.all
+docs: $(VENV)/.dev
 	@$(BIN)/python tools/config_reference.py
 	@$(BIN)/python -m mkdocs build --strict
 
@@ -54,11 +56,11 @@ $(VENV)/.server: pyproject.toml tools/find_python.sh tools/install.sh
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml tools/find_python.sh tools/install.sh
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,deploy,docs
 	@touch $(VENV)/.server $@
 
 $(VENV)/.all: $(VENV)/.dev
-	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,loadtest,deploy,docs
+	@bash tools/install.sh "$(PYTHON)" "$(VENV)" "$(TORCH)" server,gateway,tracing,dev,deploy,docs,loadtest
 	@touch $@
 
 clean:

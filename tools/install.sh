@@ -28,6 +28,8 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 if [ ! -x "$venv/bin/python" ]; then
   step "making $venv with $("$python" --version)" "$python" -m venv "$venv"
+  # What Python brings along resolves for longer than it downloads.
+  step "renewing pip" pip install -q --no-compile --upgrade pip
 fi
 # Most of what is installed is never imported; compiling it beforehand takes longer than downloading it.
 step "installing $torch" pip install -q --no-compile "$torch" 'numpy<2'

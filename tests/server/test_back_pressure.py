@@ -63,11 +63,11 @@ def test_two_hundred_at_once(narrow: Serving, oracle: Oracle) -> None:
         assert int(found[1]) >= _MOST
     for text, vectors in served[:20]:
         assert_close(vectors[0, 0], oracle.vector(text))
-    counters = Counters(f"http://{narrow.metrics}/metrics")
-    assert counters.read("rose_queued_requests") == 0
-    assert counters.read("rose_queued_tokens") == 0
-    unread = counters.read("rose_tokenize_refused_total")
-    queued = counters.read("rose_refused_requests_total", reason="UNAVAILABLE")
+    page = Counters(f"http://{narrow.metrics}/metrics").page()
+    assert page.read("rose_queued_requests") == 0
+    assert page.read("rose_queued_tokens") == 0
+    unread = page.read("rose_tokenize_refused_total")
+    queued = page.read("rose_refused_requests_total", reason="UNAVAILABLE")
     assert unread + queued == len(refused)
     assert unread > 0  # most are refused before they are tokenized
 

@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 _NONE = EmbedOptions()
 _WHOLE = ChunkLimits(max_tokens=1_000_000, max_texts=4096)
-_TEXTS = make_texts(420, longest=12, seed=11)
+_TEXTS = make_texts(330, longest=5, seed=11)  # more than the 256 of a chunk
 _LONG_TEXTS = make_texts(160, longest=120, seed=12)  # many seconds of work on a CPU
 
 

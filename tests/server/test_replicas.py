@@ -28,7 +28,7 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
     """
     with serving(tmp_path, "--device=cpu,cpu", "--token-budget=128") as server:
         counters = Counters(f"http://{server.metrics}/metrics")
-        texts = make_texts(_LARGE, longest=40, seed=41)
+        texts = make_texts(_LARGE, longest=20, seed=41)
         requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(52)]
         with grpcclient.InferenceServerClient(server.grpc) as client:
             embed(client, texts)
@@ -45,4 +45,5 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
     print(f"busy for {busy / seconds:.2f} of 2")  # noqa: T201 (shown when it fails)
     # 1.6 to 1.9 on two cores, which the clients and the server share with both engines.
     assert busy >= 1.4 * seconds
-    assert min(shares) >= 0.35 * sum(shares)
+    # 0.34 to 0.5, as those cores happen to be shared; blindly it is 0.08 at most.
+    assert min(shares) >= 0.25 * sum(shares)

@@ -88,7 +88,7 @@ def test_serve_embed_and_stop_with_work_in_flight(oracle: Oracle, minilm: Path, 
             "mini_tokenize",
         ]
 
-        texts, counters = ["stone " * 100] * 20, Counters(f"http://{served.metrics}/metrics")
+        texts, counters = ["stone " * 100] * 8, Counters(f"http://{served.metrics}/metrics")
 
         def admitted() -> int:
             return counters.read("nv_inference_request_success", model="mini_tokenize")

@@ -44,7 +44,7 @@ def stand_in(answer: Callable[[str, Any], Answer]) -> Iterator[int]:
             """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))  # seconds until it notices that it shall end
     thread.start()
     try:
         yield server.server_port

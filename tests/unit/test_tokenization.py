@@ -161,7 +161,7 @@ def test_threads_with_different_limits_never_disturb_one_another(checkpoint: Che
     wrong: list[int] = []
 
     def call(thread: int) -> None:
-        for turn in range(300):
+        for turn in range(100):
             which = (thread + turn) % 2
             if fitted(tokenizers[which], texts) != expected[which]:
                 wrong.append(turn)
