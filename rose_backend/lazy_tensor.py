@@ -56,6 +56,7 @@ class LazyTensor:
         self._events = events
         self.padding = padding
         self.replayed = replayed
+        self.at_once = events is None
 
     def ready(self) -> bool:
         """Whether `numpy` would return without waiting."""

@@ -108,11 +108,19 @@ class QueueBoard:
 
     def refusal(self) -> str | None:
         """What to tell a sender if every engine is full; None: there is room, or nobody knows."""
+        if not all(self._is_full(index) for index in range(self.num_slots)):
+            return None
         slots = self.read()
-        if len(slots) < self.num_slots or not all(slot.is_full for slot in slots):
+        if len(slots) < self.num_slots:
             return None
         emptiest = min(slots, key=lambda slot: slot.depth.tokens)
         return full_message(emptiest.depth, emptiest.config, emptiest.tokens_per_second)
+
+    def _is_full(self, index: int) -> bool:
+        """As `Slot.is_full`, for every request: without making one."""
+        _, tokens, requests, max_tokens, max_requests, _, _ = _SLOT.unpack_from(self._map, index * _SLOT.size)
+        full: bool = tokens >= max_tokens or requests >= max_requests
+        return full
 
     def another_has_room(self, index: int, bulk_tokens: int) -> bool:
         """Whether an engine other than `index` has fewer than `bulk_tokens` tokens of bulk work waiting.

@@ -38,6 +38,8 @@ class Rows(Protocol):
 
     padding: int
     replayed: bool
+    at_once: bool
+    """Whether the values were there when the step returned."""
 
     @property
     def copy_seconds(self) -> float:
@@ -131,11 +133,11 @@ class RoseService:
                 if outcomes[index] is None:
                     outcomes[index] = self._enqueue(request)
             self._arrived.notify()
-            self._tell()
             if self._hungry and self._queue.depth().requests:
                 # Whoever called may keep the interpreter for a while on its way back (Triton's stub does, until its
                 # server has noticed), and the engine would wait for that.
                 self._packed.wait(_HAND_OVER_SECONDS)
+            self._tell()
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
@@ -181,6 +183,8 @@ class RoseService:
     def _launch_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._launch(batch)
+            with self._arrived:
+                self._tell()
         self._launched.put(None)
 
     def _next_batch(self) -> Batch | None:
@@ -196,7 +200,6 @@ class RoseService:
                 dropped = self._queue.take_dropped()
                 if batch is not None or dropped:
                     self._packed.notify_all()
-                    self._tell()
                 elif self._closing:
                     return None
                 elif hold:
@@ -235,7 +238,17 @@ class RoseService:
                 self._pacer.failed()
             self._isolate(batch, cause)
         else:
-            self._launched.put(_Launched(batch, rows))
+            if self._may_complete(rows):
+                self._complete(batch, rows)
+            else:
+                self._launched.put(_Launched(batch, rows))
+
+    def _may_complete(self, rows: Rows) -> bool:
+        """Whether nothing is lost if the engine thread answers itself: to wake another for that takes a while."""
+        if not rows.at_once:
+            return False
+        with self._arrived:
+            return self._pacer.num_under_way == 1 and not self._queue.depth().requests
 
     def _isolate(self, batch: Batch, cause: Exception) -> None:
         """A step failed: run its requests one by one, so that only the one at fault fails."""
@@ -256,7 +269,8 @@ class RoseService:
 
     def _complete(self, batch: Batch, rows: Rows) -> None:
         try:
-            answers = self._hand_out(batch, self._wait_for(batch, rows))
+            results, report = self._wait_for(batch, rows)
+            answers = self._hand_out(batch, results)
         except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
             error = EngineError(f"the device failed: {cause!r}")
@@ -264,21 +278,22 @@ class RoseService:
             self._deliver(lost, Outcome.FAILED)
         else:
             self._deliver(answers, Outcome.SERVED)
+            self._metrics.batch_done(report)
 
     def _deliver(self, answers: list[Answer], outcome: Outcome) -> None:
-        """Run a single answer here if nothing else is to be done: that is the quickest for it."""
+        """Send answers, a single one from here if nothing else is to be done, and count them after that."""
         if not answers:
             return
         now = time.monotonic()
-        self._metrics.requests_done(
-            [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
-        )
         if len(answers) == 1 and self._launched.empty():
             answers[0].send()
         else:
             self._answerers.deliver(answers)
+        self._metrics.requests_done(
+            [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
+        )
 
-    def _wait_for(self, batch: Batch, rows: Rows) -> Results:
+    def _wait_for(self, batch: Batch, rows: Rows) -> tuple[Results, BatchReport]:
         try:
             results = rows.results()
         finally:
@@ -286,11 +301,13 @@ class RoseService:
                 now = time.monotonic()
                 seconds = self._pacer.finished(now)
                 self._finished.notify()
-        self._metrics.batch_done(BatchReport(batch, seconds, rows.copy_seconds, rows.padding, rows.replayed, now))
-        return results
+        return results, BatchReport(batch, seconds, rows.copy_seconds, rows.padding, rows.replayed, now)
 
     def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
+        lone = batch.segments[0].request
+        if len(batch.order) == 1 == lone.num_sequences and not batch.keeps_tokens:
+            return self._settle(lone, vectors)
         unsorted = {}
         for form, values in vectors.items():
             unsorted[form] = np.empty_like(values)

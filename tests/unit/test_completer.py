@@ -22,6 +22,7 @@ class MadeUp:
     copy_seconds = 0.0
     padding = 0
     replayed = False
+    at_once = False
 
     def __init__(self, rows: Callable[[], Float32Array]) -> None:
         self._rows = rows

@@ -41,6 +41,7 @@ class LostRows:
     copy_seconds = 0.0
     padding = 0
     replayed = False
+    at_once = False
 
     def results(self) -> Results:
         raise RuntimeError("device lost")
