@@ -183,8 +183,9 @@ class RoseService:
     def _launch_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._launch(batch)
-            with self._arrived:
-                self._tell()
+            if _is_lone(batch):  # it was launched before anybody was told of it
+                with self._arrived:
+                    self._tell()
         self._launched.put(None)
 
     def _next_batch(self) -> Batch | None:
@@ -200,6 +201,8 @@ class RoseService:
                 dropped = self._queue.take_dropped()
                 if batch is not None or dropped:
                     self._packed.notify_all()
+                    if self._queue.depth().requests or not _is_lone(batch):
+                        self._tell()
                 elif self._closing:
                     return None
                 elif hold:
@@ -354,3 +357,8 @@ class RoseService:
             return []
         request.answered = True
         return [Answer(request, content)]
+
+
+def _is_lone(batch: Batch | None) -> bool:
+    """Whether a batch is one text, whose answer is worth some tens of us."""
+    return batch is not None and len(batch.order) == 1

@@ -478,3 +478,36 @@ def test_a_busy_engine_is_not_waited_for(engine: RoseEngine, monkeypatch: pytest
         assert time.monotonic() - began < 15
         state.engine.go.set()
         waiting.vectors()
+
+
+def test_what_waits_is_published_when_it_leaves(engine: RoseEngine) -> None:
+    """By that tokenizing processes refuse: a queue that is empty must not look full, however long a step takes."""
+    told: list[int] = []
+    limits = Limits(engine.vocab_size, engine.config.max_length)
+    slow = FaultyEngine(engine, nothing_wrong)
+    packer = TokenPacker(1024, 512)
+    served = RoseService(
+        slow, packer, limits, Recorder(), publish=lambda depth, _bulk, _rate: told.append(depth.tokens)
+    )
+    try:
+        served.submit(request_of([[101, 102]]))
+        assert slow.entered.wait(30)
+        several = [request_of([[101, 7, 102]]) for _ in range(3)]
+        served.submit_all(several)
+        assert told[-1] == 9
+        slow.go.set()
+        wait_until(lambda: all(request.answered for request in several), "they are answered")
+        wait_until(lambda: told[-1] == 0, "nobody waits any more")
+        slow.go.clear()
+        slow.entered.clear()
+        served.submit(request_of([[101, 102]]))
+        assert slow.entered.wait(30)
+        late = request_of([[101, 102]])
+        late.deadline = time.monotonic() - 1.0
+        served.submit(late)
+        assert told[-1] == 2
+        slow.go.set()
+        wait_until(lambda: late.answered and told[-1] == 0, "what has expired waits no more")
+    finally:
+        slow.go.set()
+        served.close()
