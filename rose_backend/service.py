@@ -216,6 +216,7 @@ class RoseService:
             self._finished.wait()
 
     def _wait_for_work(self, timeout: float | None) -> bool:
+        self._tell()  # the rest of a request that failed leaves the queue with no batch
         self._hungry = True
         came = self._arrived.wait(timeout)
         self._hungry = False

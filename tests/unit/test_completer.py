@@ -12,7 +12,7 @@ import numpy as np
 
 from rose_backend.admission import Limits
 from rose_backend.config import QueueConfig
-from rose_backend.core import FLOAT, Batch, Float32Array, Int32Array, Output, Request, Results
+from rose_backend.core import FLOAT, Batch, Float32Array, Int32Array, Lane, Output, Request, Results
 from rose_backend.errors import EngineError, RoseError
 from rose_backend.lanes import Depth
 from rose_backend.metrics import NullMetrics
@@ -245,6 +245,36 @@ def test_room_is_told_before_the_step_that_made_it_ends() -> None:
     finally:
         for event in steps:
             event.set()
+        service.close()
+
+
+def test_room_is_told_when_the_rest_of_a_failed_request_leaves() -> None:
+    """The first of two parts fails and is answered while a step of another holds the second back."""
+    told: list[Depth] = []
+    answered = threading.Event()
+
+    def step(batch: Batch) -> Rows:
+        if 6 in batch.input_ids:
+            raise RuntimeError("refused")
+        assert answered.wait(30)
+        return _echo(batch)
+
+    service = RoseService(
+        MadeUpEngine(step), TokenPacker(64, 1), Limits(100, 8), NullMetrics(),
+        publish=lambda depth, _bulk, _rate: told.append(depth),
+    )  # fmt: skip
+    one, two = np.ones(1, np.int32), np.ones(2, np.int32)
+    lanes = (Lane.ONLINE, Lane.BULK)  # they take turns
+    try:
+        service.submit_all(
+            [
+                Request(np.array([6, 6], np.int32), two, lambda _: answered.set(), lane=lanes[0]),
+                Request(one, one, lambda _: None, lane=lanes[1]),
+            ]
+        )
+        wait_until(lambda: answered.is_set() and service.depth() == Depth(0, 0), "all is taken", 10)
+        wait_until(lambda: told[-1] == Depth(0, 0), "the board says that there is room", 10)
+    finally:
         service.close()
 
 
