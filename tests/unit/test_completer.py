@@ -108,6 +108,11 @@ def test_rows_of_a_wrong_number_fail_their_batch_alone() -> None:
     assert rows.tolist() == [[7]]
 
 
+def test_rows_of_a_wrong_number_fail_a_lone_sequence() -> None:
+    [(_, outcome)] = _run(lambda _: MadeUp(lambda: np.zeros((2, 1), np.float32)), [5])
+    assert isinstance(outcome, EngineError)
+
+
 def test_a_slow_receiver_holds_up_neither_the_others_nor_the_next_batch() -> None:
     """The first of four replies of a batch waits for the last request of all, which is in another batch."""
     last_answered = threading.Event()
