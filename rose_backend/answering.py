@@ -58,6 +58,14 @@ class Answerers:
             thread.join()
 
     def _run(self) -> None:
-        while (answers := self._slices.get()) is not None:
-            for answer in answers:
-                answer.send()
+        while self._send_slice():
+            pass
+
+    def _send_slice(self) -> bool:
+        """Send the next slice and forget it: whoever waits for another must not keep this one's vectors meanwhile."""
+        answers = self._slices.get()
+        if answers is None:
+            return False
+        for answer in answers:
+            answer.send()
+        return True

@@ -183,9 +183,6 @@ class RoseService:
     def _launch_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._launch(batch)
-            if _is_lone(batch):  # it was launched before anybody was told of it
-                with self._arrived:
-                    self._tell()
         self._launched.put(None)
 
     def _next_batch(self) -> Batch | None:
@@ -193,16 +190,13 @@ class RoseService:
         idling = True
         while True:
             with self._arrived:
-                if self._pacer.num_under_way >= _BATCHES_IN_FLIGHT:
-                    self._finished.wait()
-                    continue
+                self._wait_for_room()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch = None if hold else self._queue.take()
                 dropped = self._queue.take_dropped()
                 if batch is not None or dropped:
                     self._packed.notify_all()
-                    if self._queue.depth().requests or not _is_lone(batch):
-                        self._tell()
+                    self._tell()  # before the step, which may take seconds: till then others would refuse by the old
                 elif self._closing:
                     return None
                 elif hold:
@@ -217,7 +211,12 @@ class RoseService:
             if not dropped:
                 idling = self._idle()
 
+    def _wait_for_room(self) -> None:
+        while self._pacer.num_under_way >= _BATCHES_IN_FLIGHT:
+            self._finished.wait()
+
     def _wait_for_work(self, timeout: float | None) -> bool:
+        self._tell()  # the rest of a request that failed leaves the queue with no batch
         self._hungry = True
         came = self._arrived.wait(timeout)
         self._hungry = False
@@ -233,6 +232,7 @@ class RoseService:
 
     def _launch(self, batch: Batch) -> None:
         with self._arrived:
+            self._wait_for_room()  # a failed batch may have become many
             self._pacer.launched(batch.num_tokens, time.monotonic())
         try:
             rows = self._engine.step(batch)
@@ -241,14 +241,15 @@ class RoseService:
                 self._pacer.failed()
             self._isolate(batch, cause)
         else:
-            if self._may_complete(rows):
+            if self._may_complete(batch, rows):
                 self._complete(batch, rows)
             else:
                 self._launched.put(_Launched(batch, rows))
 
-    def _may_complete(self, rows: Rows) -> bool:
+    def _may_complete(self, batch: Batch, rows: Rows) -> bool:
         """Whether nothing is lost if the engine thread answers itself: to wake another for that takes a while."""
-        if not rows.at_once:
+        # Of a request that began in another batch, the completer may be putting that part in its place right now.
+        if not rows.at_once or batch.segments[0].first:
             return False
         with self._arrived:
             return self._pacer.num_under_way == 1 and not self._queue.depth().requests
@@ -310,6 +311,8 @@ class RoseService:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
         lone = batch.segments[0].request
         if len(batch.order) == 1 == lone.num_sequences and not batch.keeps_tokens:
+            if any([len(values) != 1 for values in vectors.values()]):  # noqa: C419 (a list is quicker)
+                raise ValueError("a step of one sequence returned another number of rows")
             return self._settle(lone, vectors)
         unsorted = {}
         for form, values in vectors.items():
@@ -357,8 +360,3 @@ class RoseService:
             return []
         request.answered = True
         return [Answer(request, content)]
-
-
-def _is_lone(batch: Batch | None) -> bool:
-    """Whether a batch is one text, whose answer is worth some tens of us."""
-    return batch is not None and len(batch.order) == 1

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections import UserDict
+from collections.abc import Callable, ItemsView
 
 import numpy as np
 
 from rose_backend.admission import Limits
-from rose_backend.core import FLOAT, Batch, Float32Array, Request, Results
+from rose_backend.config import QueueConfig
+from rose_backend.core import FLOAT, Batch, Float32Array, Int32Array, Lane, Output, Request, Results
 from rose_backend.errors import EngineError, RoseError
+from rose_backend.lanes import Depth
 from rose_backend.metrics import NullMetrics
 from rose_backend.packer import TokenPacker
 from rose_backend.service import RoseService, Rows
+from tests.support.waiting import wait_until
 
 
 class MadeUp:
@@ -22,10 +27,10 @@ class MadeUp:
     copy_seconds = 0.0
     padding = 0
     replayed = False
-    at_once = False
 
-    def __init__(self, rows: Callable[[], Float32Array]) -> None:
+    def __init__(self, rows: Callable[[], Float32Array], *, at_once: bool = False) -> None:
         self._rows = rows
+        self.at_once = at_once
 
     def results(self) -> Results:
         return {FLOAT: self._rows()}
@@ -103,6 +108,11 @@ def test_rows_of_a_wrong_number_fail_their_batch_alone() -> None:
     assert rows.tolist() == [[7]]
 
 
+def test_rows_of_a_wrong_number_fail_a_lone_sequence() -> None:
+    [(_, outcome)] = _run(lambda _: MadeUp(lambda: np.zeros((2, 1), np.float32)), [5])
+    assert isinstance(outcome, EngineError)
+
+
 def test_a_slow_receiver_holds_up_neither_the_others_nor_the_next_batch() -> None:
     """The first of four replies of a batch waits for the last request of all, which is in another batch."""
     last_answered = threading.Event()
@@ -148,3 +158,146 @@ def test_a_wait_for_the_device_ends_with_the_batch() -> None:
     quick.set()
     assert seconds_for(2) < 0.4  # held to the end, it would be more than half a second
     service.close()
+
+
+def test_parts_of_a_request_are_put_together_by_one_thread() -> None:
+    """The second part is there at once, while the completer is putting the first in its place."""
+    threads: list[str] = []
+    first_looked_at = threading.Event()
+
+    class Seen(UserDict[Output, Float32Array]):
+        def items(self) -> ItemsView[Output, Float32Array]:
+            threads.append(threading.current_thread().name)
+            first_looked_at.set()
+            return super().items()
+
+    class AtOnce(MadeUp):
+        def results(self) -> Results:
+            return Seen(super().results())
+
+    def step(batch: Batch) -> Rows:
+        assert 6 not in batch.input_ids or first_looked_at.wait(30)
+        return AtOnce(lambda: batch.input_ids[:, None].astype(np.float32), at_once=True)
+
+    [(_, rows)] = _run(step, [5, 6], max_sequences=1)
+    assert isinstance(rows, np.ndarray)
+    assert rows.tolist() == [[5], [6]]
+    assert set(threads) == {"rose-completer"}
+
+
+def test_what_became_of_a_failed_batch_is_not_launched_all_at_once() -> None:
+    """Each batch under way holds memory of the device and page-locked memory."""
+    go, lock = threading.Event(), threading.Lock()
+    under_way = most = 0
+
+    def rows(batch: Batch) -> Float32Array:
+        nonlocal under_way
+        assert go.wait(30)
+        with lock:
+            under_way -= 1
+        return batch.input_ids[:, None].astype(np.float32)
+
+    def step(batch: Batch) -> Rows:
+        nonlocal under_way, most
+        if len(batch.segments) > 1:
+            raise RuntimeError("one of them is at fault")
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        if under_way == 3:
+            go.set()
+        return MadeUp(lambda: rows(batch))
+
+    replies = _run(step, *([number] for number in range(20)), max_sequences=20)
+    assert sorted(outcome.tolist() for _, outcome in replies if isinstance(outcome, np.ndarray)) == [
+        [[number]] for number in range(20)
+    ]
+    assert most <= 4  # three, and one that the completer is about to hand out
+
+
+def test_room_is_told_before_the_step_that_made_it_ends() -> None:
+    """Others refuse by what was told; a step may take seconds, and what waits may leave without one."""
+    told: list[Depth] = []
+    steps, entered = [threading.Event(), threading.Event()], threading.Semaphore(0)
+    turns = iter(steps)
+
+    def step(batch: Batch) -> Rows:
+        entered.release()
+        assert next(turns).wait(30)
+        return MadeUp(lambda: batch.input_ids[:, None].astype(np.float32), at_once=True)
+
+    service = RoseService(
+        MadeUpEngine(step), TokenPacker(64, 8), Limits(100, 8), NullMetrics(), QueueConfig(100, 2),
+        lambda depth, _bulk, _rate: told.append(depth),
+    )  # fmt: skip
+    one = np.ones(1, np.int32)
+
+    def submit(deadline: float | None) -> None:
+        service.submit_all([Request(one, one, lambda _: None, deadline=deadline) for _ in range(2)])
+
+    try:
+        submit(None)
+        assert entered.acquire(timeout=30)
+        submit(None)
+        assert told[-1] == Depth(2, 2)
+        steps[0].set()
+        assert entered.acquire(timeout=30)
+        assert told[-1] == Depth(0, 0)
+        submit(time.monotonic())
+        assert told[-1] == Depth(2, 2)
+        steps[1].set()
+        wait_until(lambda: told[-1] == Depth(0, 0), "the board says that there is room", 10)
+    finally:
+        for event in steps:
+            event.set()
+        service.close()
+
+
+def test_room_is_told_when_the_rest_of_a_failed_request_leaves() -> None:
+    """The first of two parts fails and is answered while a step of another holds the second back."""
+    told: list[Depth] = []
+    answered = threading.Event()
+
+    def step(batch: Batch) -> Rows:
+        if 6 in batch.input_ids:
+            raise RuntimeError("refused")
+        assert answered.wait(30)
+        return _echo(batch)
+
+    service = RoseService(
+        MadeUpEngine(step), TokenPacker(64, 1), Limits(100, 8), NullMetrics(),
+        publish=lambda depth, _bulk, _rate: told.append(depth),
+    )  # fmt: skip
+    one, two = np.ones(1, np.int32), np.ones(2, np.int32)
+    lanes = (Lane.ONLINE, Lane.BULK)  # they take turns
+    try:
+        service.submit_all(
+            [
+                Request(np.array([6, 6], np.int32), two, lambda _: answered.set(), lane=lanes[0]),
+                Request(one, one, lambda _: None, lane=lanes[1]),
+            ]
+        )
+        wait_until(lambda: answered.is_set() and service.depth() == Depth(0, 0), "all is taken", 10)
+        wait_until(lambda: told[-1] == Depth(0, 0), "the board says that there is room", 10)
+    finally:
+        service.close()
+
+
+def test_answers_that_were_sent_are_not_kept() -> None:
+    """A thread that waits for more to send would hold on to the vectors of the last for as long as nobody comes."""
+    sent = threading.Semaphore(0)
+    service = RoseService(MadeUpEngine(_echo), TokenPacker(64, 8), Limits(100, 8), NullMetrics())
+
+    def submit(count: int) -> list[weakref.ref[Int32Array]]:
+        ids = [np.ones(1, np.int32) for _ in range(count)]
+        service.submit_all([Request(row, np.ones(1, np.int32), lambda _: sent.release()) for row in ids])
+        for _ in ids:
+            assert sent.acquire(timeout=30)
+        return [weakref.ref(row) for row in ids]
+
+    try:
+        kept = submit(8)
+        submit(1)  # the engine thread and the completer may keep their last batch
+        wait_until(lambda: not any(row() is not None for row in kept), "what was answered is free", 10)
+    finally:
+        service.close()
