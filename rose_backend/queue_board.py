@@ -43,7 +43,7 @@ class Slot:
     @property
     def is_full(self) -> bool:
         """Whether a request of any size would be refused."""
-        return self.depth.tokens >= self.config.max_tokens or self.depth.requests >= self.config.max_requests
+        return _is_full(self.depth.tokens, self.depth.requests, self.config.max_tokens, self.config.max_requests)
 
 
 class QueueBoard:
@@ -108,19 +108,15 @@ class QueueBoard:
 
     def refusal(self) -> str | None:
         """What to tell a sender if every engine is full; None: there is room, or nobody knows."""
-        if not all(self._is_full(index) for index in range(self.num_slots)):
+        # Of numbers, not of slots: every call for a tokenizer asks, and nearly always that is all.
+        numbers = (_SLOT.unpack_from(self._map, index * _SLOT.size) for index in range(self.num_slots))
+        if not all(_is_full(*of_one[1:5]) for of_one in numbers):
             return None
         slots = self.read()
         if len(slots) < self.num_slots:
             return None
         emptiest = min(slots, key=lambda slot: slot.depth.tokens)
         return full_message(emptiest.depth, emptiest.config, emptiest.tokens_per_second)
-
-    def _is_full(self, index: int) -> bool:
-        """As `Slot.is_full`, for every request: without making one."""
-        _, tokens, requests, max_tokens, max_requests, _, _ = _SLOT.unpack_from(self._map, index * _SLOT.size)
-        full: bool = tokens >= max_tokens or requests >= max_requests
-        return full
 
     def another_has_room(self, index: int, bulk_tokens: int) -> bool:
         """Whether an engine other than `index` has fewer than `bulk_tokens` tokens of bulk work waiting.
@@ -133,6 +129,10 @@ class QueueBoard:
             if other != index and (bulk < bulk_tokens or not _is_fresh(written, now)):
                 return True
         return False
+
+
+def _is_full(tokens: int, requests: int, max_tokens: int, max_requests: int) -> bool:
+    return tokens >= max_tokens or requests >= max_requests
 
 
 def _is_fresh(written: float, now: float) -> bool:
