@@ -86,10 +86,11 @@ class LanedQueue:
         Raises:
             UnavailableError: the queue is full; says how full and when to come back.
         """
-        (tokens, requests), config, num_tokens = self.depth(), self.config, len(request.input_ids)
+        depth, config, num_tokens = self.depth(), self.config, len(request.input_ids)
         # A request larger than the whole queue is taken when nothing else waits.
-        if (tokens and tokens + num_tokens > config.max_tokens) or requests >= config.max_requests:
-            raise UnavailableError(full_message(Depth(tokens, requests), config, tokens_per_second))
+        too_many_tokens = depth.tokens and depth.tokens + num_tokens > config.max_tokens
+        if too_many_tokens or depth.requests >= config.max_requests:
+            raise UnavailableError(full_message(depth, config, tokens_per_second))
         lane = self._lane_of(request)
         self._waiting[lane].append(request)
         self._tokens[lane] += num_tokens
