@@ -42,6 +42,9 @@ class LazyTensor:
         events: recorded before and after the copy; None where the values are already there.
         padding: tokens that were run beside the batch's own, to fill its bucket.
         replayed: whether they were made by a recorded graph.
+
+    Attributes:
+        at_once: whether the values were there from the start.
     """
 
     def __init__(

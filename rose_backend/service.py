@@ -133,15 +133,20 @@ class RoseService:
                 if outcomes[index] is None:
                     outcomes[index] = self._enqueue(request)
             self._arrived.notify()
-            if self._hungry and self._queue.depth().requests:
-                # Whoever called may keep the interpreter for a while on its way back (Triton's stub does, until its
-                # server has noticed), and the engine would wait for that.
-                self._packed.wait(_HAND_OVER_SECONDS)
-            self._tell()
+            if not self._handed_over():
+                self._tell()
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
         return outcomes
+
+    def _handed_over(self) -> bool:
+        """Let an engine thread that waits for work take it first, and tell what is left; whether it did.
+
+        Whoever called may keep the interpreter for a while on its way back (Triton's stub does, until its server has
+        noticed), and the engine would wait for that.
+        """
+        return self._hungry and self._queue.depth().requests > 0 and self._packed.wait(_HAND_OVER_SECONDS)
 
     def depth(self, lane: Lane | None = None) -> Depth:
         """What waits in a lane, or in both, not yet in any batch."""
