@@ -120,9 +120,7 @@ def embedding_of(shape: tuple[int, int], dims: int, results: Results) -> Iterabl
     An answer to come that knows its request, which knows how to answer, is a circle: garbage that has to be searched
     for, and searching costs more than all the rest.
     """
-    vectors = results[Output.FLOAT]
-    vectors = np.ascontiguousarray(vectors[:, :dims]) if dims else vectors
-    return (("EMBEDDING", vectors.reshape(*shape, -1)),)
+    return ((_TENSORS[Output.FLOAT], _cut(results[Output.FLOAT], dims, shape)),)
 
 
 def tensors_of(
@@ -148,8 +146,7 @@ def tensors_of(
         if form is Output.BINARY:
             dims //= 8
             values = _REVERSED[values] if lsb_first else values
-        values = np.ascontiguousarray(values[:, :dims]) if dims else values
-        yield name, values.reshape(*shape, -1)
+        yield name, _cut(values, dims, shape)
     if request.outputs & Output.TOKEN:
         vectors, lengths = results[Output.TOKEN], request.lengths
         if tokens.multi_vector is not None:  # of all tokens but the first
@@ -164,6 +161,11 @@ def tensors_of(
         sequences, found = np.nonzero(rows)  # no weight is negative
         counts = np.bincount(sequences, minlength=len(rows)).astype(np.int32)
         yield from _sparse_tensors(found.astype(np.int32), rows[sequences, found], counts, shape)
+
+
+def _cut(values: npt.NDArray[Any], dims: int, shape: tuple[int, int]) -> npt.NDArray[Any]:
+    """`[b, n, dims]`, contiguous; 0 dims: all."""
+    return (np.ascontiguousarray(values[:, :dims]) if dims else values).reshape(*shape, -1)
 
 
 def _sparse_tensors(
