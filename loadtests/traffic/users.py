@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -130,9 +131,9 @@ class OpenLoopUser(TrafficUser):
     fixed_count = NUM_SOURCES
     scores = False
 
+    @abstractmethod
     def draw(self) -> tuple[Callable[[], int], int]:
         """The next request, and the texts in it."""
-        raise NotImplementedError
 
     def on_start(self) -> None:
         """Draw texts, and when the first one leaves."""
