@@ -30,8 +30,13 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
         counters = Counters(f"http://{server.metrics}/metrics")
         texts = make_texts(_LARGE, longest=20, seed=41)
         requests = [texts[: _LARGE if index % 2 == 0 else _SMALL] for index in range(52)]
+
+        def tokens() -> list[float]:
+            return [counters.read_float("rose_tokens_total", instance=f"engine-{index}-cpu_0") for index in range(2)]
+
         with grpcclient.InferenceServerClient(server.grpc) as client:
             embed(client, texts)
+            before = tokens()
             busy = counters.read_float("rose_step_seconds_sum")
             began = time.monotonic()
 
@@ -39,11 +44,10 @@ def test_unequal_requests_are_balanced(tmp_path: Path, oracle: Oracle) -> None:
                 answers = list(pool.map(lambda request: embed(client, request, lane="bulk"), requests))
             seconds = time.monotonic() - began
         busy = counters.read_float("rose_step_seconds_sum") - busy
-        shares = [counters.read_float("rose_tokens_total", instance=f"engine-{index}-cpu_0") for index in range(2)]
+        shares = [now - then for now, then in zip(tokens(), before, strict=True)]
     for request, answer in zip(requests, answers, strict=True):
         assert_close(answer.rows[:2], oracle.vectors(request[:2]))
-    print(f"busy for {busy / seconds:.2f} of 2")  # noqa: T201 (shown when it fails)
+    print(f"busy for {busy / seconds:.2f} of 2, shares {shares}")  # noqa: T201 (shown when it fails)
     # 1.6 to 1.9 on two cores, which the clients and the server share with both engines.
     assert busy >= 1.4 * seconds
-    # 0.34 to 0.5, as those cores happen to be shared; blindly it is 0.08 at most.
-    assert min(shares) >= 0.25 * sum(shares)
+    assert min(shares) >= 0.35 * sum(shares)  # 0.39 to 0.5; blindly it is 0.08 at most
