@@ -1,22 +1,22 @@
-"""Running batches on a GPU: stage, then run eagerly, capture or replay, then copy the result back asynchronously.
+"""Running batches on a GPU: stage, then run eagerly or replay, then copy the result back asynchronously.
 
-One thread at a time owns the runner. Nothing here waits for the device except a capture's own bookkeeping.
+One thread at a time owns the runner. Nothing here waits for the device. What is captured is decided in `graphs.py`, and
+done in `capture.py`.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from concurrent.futures import Future
 
 import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
 from rose_backend.attention.select import select_attention
 from rose_backend.buckets import Bucket, covering_buckets
+from rose_backend.capture import CudaRecording, GraphRecorder
 from rose_backend.config import EngineConfig
 from rose_backend.core import FLOAT, OF_TOKENS, Batch, Output
 from rose_backend.cuda_driver import CudaDriver
@@ -30,25 +30,8 @@ from rose_backend.models.base import RaggedModel
 from rose_backend.spans import SpanStaging
 from rose_backend.staging import DeviceInputs, InputStaging
 
-logger = logging.getLogger(__name__)
-
 _TOKEN_GRAPHS_SHARE = 4  # of the budget of the other recordings, in addition to it
 _thread = threading.local()  # `runner`: whose stream is the thread's current one
-
-
-@dataclass(frozen=True)
-class CudaRecording:
-    """One bucket's graph and its static result."""
-
-    graph: torch.cuda.CUDAGraph
-    handle: int  # the instantiated graph, as the driver knows it
-    output: torch.Tensor  # [num_sequences, dim] float32, or token vectors: [num_tokens, hidden_size]
-    num_bytes: int
-
-    def close(self) -> None:
-        """See `Recording`."""
-        torch.cuda.current_stream().synchronize()
-        self.graph.reset()
 
 
 class CudaRunner:
@@ -86,7 +69,8 @@ class CudaRunner:
         self._largest = largest
         self._results = PinnedRing(largest.num_sequences * head.dim)
         self._rings = {FLOAT: self._results}  # others follow when they are first wanted
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = GraphRecorder(self._device, model.geometries[0].dtype)
+        self._ran: set[tuple[Bucket, bool]] = set()  # and whether token vectors were wanted: every kernel is loaded
         self._attentions: dict[Bucket, Attentions] = {}
         self._copied: int | None = None  # handle of the event after the last copy to the host
         capturable = all(backend.capturable for selector in self.selectors for backend in selector.backends)
@@ -154,7 +138,7 @@ class CudaRunner:
         self._stream.synchronize()
         self.graphs.reset()
         self.token_graphs.reset()
-        self._pool = torch.cuda.graph_pool_handle()  # torch gives up a pool with its last recording
+        self._recorder.forget_pool()
         torch.cuda.empty_cache()
 
     def idle(self) -> bool:
@@ -183,6 +167,7 @@ class CudaRunner:
         self._copy_stream.synchronize()
         self.graphs.reset()
         self.token_graphs.reset()
+        self._recorder.close()
         torch.cuda.set_stream(torch.cuda.default_stream(self._device))
         _thread.runner = None
 
@@ -194,6 +179,7 @@ class CudaRunner:
 
     def _run(self, batch: Batch, bucket: Bucket, recording: CudaRecording | None) -> LazyTensor:
         driver, stream = self._driver, self._stream.cuda_stream
+        self._recorder.wait_for(bucket)
         stage = self._staging.fill(batch, bucket)
         driver.copy_to_device(stage.target, stage.source, stage.num_bytes, stream)
         attention = self._attention(bucket)
@@ -206,6 +192,7 @@ class CudaRunner:
             head = None if batch.keeps_tokens else self._head
             output = self._forward(self._staging.views(bucket), attention, head)
             output.record_stream(self._copy_stream)  # freed memory must not be handed out while it is copied
+            self._ran.add((bucket, batch.keeps_tokens))
         else:
             output = recording.output
             driver.launch(recording.handle, stream)
@@ -270,10 +257,10 @@ class CudaRunner:
             attention = self._attentions[bucket] = Attentions.open(backends, layout)
         return attention
 
-    def _capture(self, bucket: Bucket) -> CudaRecording:
-        return self._record(bucket, lambda inputs, attention: self._forward(inputs, attention, self._head))
+    def _capture(self, bucket: Bucket) -> Future[CudaRecording]:
+        return self._begin(bucket, False, lambda inputs, attention: self._forward(inputs, attention, self._head))
 
-    def _capture_tokens(self, bucket: Bucket) -> CudaRecording:
+    def _capture_tokens(self, bucket: Bucket) -> Future[CudaRecording]:
         """As `_capture`, up to token vectors. All recordings leave them in one place: they are large."""
         room = min(self.token_graphs.largest, self._largest.num_tokens)
         if self._tokens is None:
@@ -285,32 +272,24 @@ class CudaRunner:
             with torch.inference_mode():
                 return kept.copy_(self._forward(inputs, attention, None))
 
-        return self._record(bucket, run)
+        return self._begin(bucket, True, run)
 
-    def _record(self, bucket: Bucket, run: Callable[[DeviceInputs, Attentions], torch.Tensor]) -> CudaRecording:
-        """Record a bucket on a batch that fills it; the caller has made `_stream` current."""
-        began = time.perf_counter()
-        free_before, _ = torch.cuda.mem_get_info(self._device)
-        inputs = self._staging.views(bucket)
-        attention = self._attention(bucket)
+    def _begin(
+        self, bucket: Bucket, of_tokens: bool, run: Callable[[DeviceInputs, Attentions], torch.Tensor]
+    ) -> Future[CudaRecording]:
+        """Record a bucket, planned as for a batch that fills it; the caller has made `_stream` current."""
+        self._recorder.wait_for(bucket)
+        inputs, attention = self._staging.views(bucket), self._attention(bucket)
         offsets = _filling_offsets(bucket)
-        inputs.input_ids.zero_()
-        inputs.cu_seqlens.copy_(offsets, non_blocking=True)
         attention.plan(offsets)
-        run(inputs, attention)  # first-use work (kernel loading, library handles) cannot be captured
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Not `torch.cuda.graph`: that collects garbage and empties caches, which a running server would feel.
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            output = run(inputs, attention)
-        finally:
-            graph.capture_end()
-        free_after, _ = torch.cuda.mem_get_info(self._device)
-        num_bytes = max(0, free_before - free_after)
-        seconds = time.perf_counter() - began
-        logger.info("graph captured", extra={"bucket": bucket, "bytes": num_bytes, "seconds": round(seconds, 3)})
-        return CudaRecording(graph, graph.raw_cuda_graph_exec(), output, num_bytes)
+        if (bucket, of_tokens) not in self._ran:  # first-use work (kernel loading) cannot be captured
+            if self._copied is not None:
+                self._driver.wait(self._stream.cuda_stream, self._copied)
+            inputs.input_ids.zero_()
+            inputs.cu_seqlens.copy_(offsets, non_blocking=True)
+            run(inputs, attention)
+            self._ran.add((bucket, of_tokens))
+        return self._recorder.begin(bucket, lambda: run(inputs, attention))
 
 
 def _filling_offsets(bucket: Bucket) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Lazy capture: a bucket runs eagerly once, is recorded on its second hit and replayed after.
 
-Recording takes as long as several eager steps, and whoever waits in the queue pays for it. So a bucket that fits into
-one that is recorded already is run as that one, with a little more padding, and recorded once nobody waits, once its
-padding has cost several times what recording does, or once it has been hit often.
+Recording takes as long as several eager steps. So a bucket that fits into one that is recorded already is run as that
+one, with a little more padding, and recorded once nobody waits, once its padding has cost several times what recording
+does, or once it has been hit often. In the last two cases it goes on being run as the other one meanwhile.
 
 This file decides; how a bucket is run, recorded and replayed is the device's business (`cuda_runner.py`), so that
 the decisions are tested without one.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import astuple, dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # A recording is two eager passes and the making of the graph, and an eager pass takes as long as the device needs for
 # the largest bucket worth recording (that is how `largest` is measured): four of those. Padding costs the device only,
-# while all that wait are held up by a recording, so that it must be worth several.
+# while a recording takes the host's time from all that wait, so that it must be worth several.
 _RECORDING_COST = 32
 _OFTEN = 256  # hits after which a bucket is recorded whatever its padding: a smaller graph has shorter launches as well
 
@@ -74,25 +75,27 @@ class GraphCache(Generic[R]):
     """Recordings by bucket, least recently used first, within a memory budget.
 
     Attributes:
-        capture: records a bucket; called with the device ready for it.
+        capture: begins to record a bucket.
         budget: bytes all recordings may hold together; the last one always stays.
         largest: buckets of more tokens always run eagerly: there the launches no longer show. 0: all do.
         counters: for metrics and tests.
     """
 
-    capture: Callable[[Bucket], R]
+    capture: Callable[[Bucket], Future[R]]
     budget: int
     largest: int
     counters: GraphCounters = field(default_factory=GraphCounters)
     _recordings: OrderedDict[Bucket, R] = field(default_factory=OrderedDict, init=False)
     _unrecorded: dict[Bucket, _Unrecorded] = field(default_factory=dict, init=False)
     _failed: set[Bucket] = field(default_factory=set, init=False)
+    _begun: tuple[Bucket, Future[R]] | None = field(default=None, init=False)
 
     def find(self, bucket: Bucket) -> tuple[Bucket, R | None]:
         """How to run a batch: the bucket to pad it to, and the recording to replay; None: run it eagerly.
 
         A bucket that could not be recorded, for want of memory perhaps, is run eagerly from then on.
         """
+        self._collect(wait=False)
         if bucket in self._recordings:
             return bucket, self._replay(bucket)
         if bucket.num_tokens > self.largest or bucket in self._failed:
@@ -103,20 +106,21 @@ class GraphCache(Generic[R]):
         cover = min((other for other in self._recordings if other.holds(bucket)), default=None)
         if cover is not None:
             waiting.padding += cover.num_tokens - bucket.num_tokens
-            if waiting.padding < _RECORDING_COST * self.largest and waiting.hits < _OFTEN:
-                self.counters.covered += 1
-                return cover, self._replay(cover)
-        elif waiting.hits < 2:
-            self.counters.eager += 1
-            return bucket, None
-        try:
-            self._record(bucket)
-        except Exception:
-            # Whoever sent the batch did not ask for a recording.
-            logger.exception("graph not captured", extra={"bucket": bucket})
-            self.counters.eager += 1
-            return bucket, None
-        return bucket, self._replay(bucket)
+            worth_it = waiting.padding >= _RECORDING_COST * self.largest or waiting.hits >= _OFTEN
+            if worth_it and self._begun is None:
+                self._begun = bucket, self._begin(bucket)
+            self.counters.covered += 1
+            return cover, self._replay(cover)
+        if waiting.hits >= 2:
+            try:
+                self._record(bucket)
+            except Exception:
+                # Whoever sent the batch did not ask for a recording.
+                logger.exception("graph not captured", extra={"bucket": bucket})
+            else:
+                return bucket, self._replay(bucket)
+        self.counters.eager += 1
+        return bucket, None
 
     def recorded(self, bucket: Bucket) -> R | None:
         """A bucket's recording, if there is one; not a hit."""
@@ -145,6 +149,7 @@ class GraphCache(Generic[R]):
 
     def reset(self) -> None:
         """Free every recording and count from zero again."""
+        self._collect(wait=True)
         while self._recordings:
             self._recordings.popitem()[1].close()
         self._unrecorded.clear()
@@ -157,12 +162,37 @@ class GraphCache(Generic[R]):
         return self._recordings[bucket]
 
     def _record(self, bucket: Bucket) -> None:
+        """Return once it is recorded."""
+        self._collect(wait=True)
+        if bucket not in self._recordings:
+            self._keep(bucket, self._begin(bucket))
+
+    def _begin(self, bucket: Bucket) -> Future[R]:
         self._unrecorded.pop(bucket, None)
         try:
-            recording = self.capture(bucket)
+            return self.capture(bucket)
+        except Exception as cause:  # noqa: BLE001 - as if it had happened later
+            failed: Future[R] = Future()
+            failed.set_exception(cause)
+            return failed
+
+    def _collect(self, *, wait: bool) -> None:
+        """Keep what was begun beside the batches, once it is done."""
+        if self._begun is None or not (wait or self._begun[1].done()):
+            return
+        (bucket, begun), self._begun = self._begun, None
+        try:
+            self._keep(bucket, begun)
+        except Exception:
+            logger.exception("graph not captured", extra={"bucket": bucket})
+
+    def _keep(self, bucket: Bucket, begun: Future[R]) -> None:
+        try:
+            recording = begun.result()
         except Exception:
             self._failed.add(bucket)
             raise
+        self._unrecorded.pop(bucket, None)  # it may have been hit meanwhile
         self.counters.captures += 1
         self.counters.num_bytes += recording.num_bytes
         self._recordings[bucket] = recording

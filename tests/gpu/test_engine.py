@@ -357,6 +357,29 @@ def test_a_larger_recording_gives_the_same_vectors(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_recorded_beside_the_batches(tmp_path: Path) -> None:
+    """What is covered is recorded on another thread, whatever runs meanwhile, and nothing of either changes."""
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    shapes = ([7], [40, 3], [64] * 3, [100, 20, 8])
+    expected = [_embed(engine, _sequences(lengths)) for lengths in shapes]
+    runner.warm([Bucket.fitting(512, 16, 512)])
+    for turn in range(400):
+        lengths, vectors = shapes[turn % 4], expected[turn % 4]
+        assert (_embed(engine, _sequences(lengths)) * vectors).sum(1).min() >= 0.9995
+        if turn % 40 == 0:
+            _embed(engine, _sequences([700 + turn]))  # eagerly, or recorded while the others wait
+    for _ in range(2):
+        for lengths, vectors in zip(shapes, expected, strict=True):
+            for _ in range(200):
+                again = _embed(engine, _sequences(lengths))
+            assert (again * vectors).sum(1).min() >= 0.9995
+    for lengths in shapes:
+        assert Bucket.fitting(sum(lengths), len(lengths), max(lengths)) in runner.graphs.buckets
+    engine.close()
+
+
 def test_a_step_says_whether_it_was_replayed(tmp_path: Path) -> None:
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=True), PoolingMode.LAST))
     batch = synthetic_batch(40, 40, _VOCAB)

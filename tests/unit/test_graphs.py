@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from threading import Timer
+
 import pytest
 
 from rose_backend.buckets import Bucket
@@ -29,9 +32,32 @@ class Capture:
     def __init__(self) -> None:
         self.made: list[FakeRecording] = []
 
-    def __call__(self, bucket: Bucket) -> FakeRecording:
+    def __call__(self, bucket: Bucket) -> Future[FakeRecording]:
         self.made.append(FakeRecording(bucket))
-        return self.made[-1]
+        return done(self.made[-1])
+
+
+class SlowCapture:
+    """Makes recordings when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun: dict[Bucket, Future[FakeRecording]] = {}
+
+    def __call__(self, bucket: Bucket) -> Future[FakeRecording]:
+        assert bucket not in self.begun
+        self.begun[bucket] = Future()
+        return self.begun[bucket]
+
+    def finish(self, bucket: Bucket) -> FakeRecording:
+        recording = FakeRecording(bucket)
+        self.begun.pop(bucket).set_result(recording)
+        return recording
+
+
+def done(recording: FakeRecording) -> Future[FakeRecording]:
+    future: Future[FakeRecording] = Future()
+    future.set_result(recording)
+    return future
 
 
 @pytest.fixture
@@ -39,7 +65,7 @@ def capture() -> Capture:
     return Capture()
 
 
-def cache_of(capture: Capture, budget: int = 1000, largest: int = 1000) -> GraphCache[FakeRecording]:
+def cache_of(capture: Capture | SlowCapture, budget: int = 1000, largest: int = 1000) -> GraphCache[FakeRecording]:
     return GraphCache(capture, budget, largest)
 
 
@@ -137,16 +163,20 @@ def test_recorded_when_padding_has_cost_as_much(capture: Capture) -> None:
     cache = cache_of(capture, largest=64)
     cache.warm([C])
     assert [find(cache, A) for _ in range(42)] == [capture.made[0]] * 42
+    assert len(capture.made) == 1
+    assert find(cache, A) is capture.made[0]  # it is begun meanwhile
     recording = find(cache, A)
     assert recording is capture.made[1]
     assert recording.bucket == A
-    assert cache.counters.covered == 42
+    assert cache.counters.covered == 43
 
 
 def test_recorded_when_hit_often(capture: Capture) -> None:
     cache = cache_of(capture)
     cache.warm([C])
     assert [find(cache, B) for _ in range(255)] == [capture.made[0]] * 255
+    assert len(capture.made) == 1
+    assert find(cache, B) is capture.made[0]
     assert find(cache, B) is capture.made[1]
 
 
@@ -205,7 +235,7 @@ def test_close_frees_each_once(capture: Capture) -> None:
 
 
 def test_a_capture_that_fails_leaves_the_cache_as_it_was(capture: Capture) -> None:
-    def broken(bucket: Bucket) -> FakeRecording:
+    def broken(bucket: Bucket) -> Future[FakeRecording]:
         raise RuntimeError("out of memory")
 
     cache: GraphCache[FakeRecording] = GraphCache(broken, 1000, 1000)
@@ -219,11 +249,11 @@ def test_a_bucket_that_cannot_be_recorded_is_served_eagerly() -> None:
     """Once is enough to try: a card whose memory is full must not cost every batch of that shape its answers."""
     tried = []
 
-    def capture(bucket: Bucket) -> FakeRecording:
+    def capture(bucket: Bucket) -> Future[FakeRecording]:
         tried.append(bucket)
         if bucket == A:
             raise MemoryError("the card is full")
-        return FakeRecording(bucket)
+        return done(FakeRecording(bucket))
 
     cache = GraphCache(capture, 1000, 1000)
     assert [find(cache, A) for _ in range(5)] == [None] * 5
@@ -233,3 +263,83 @@ def test_a_bucket_that_cannot_be_recorded_is_served_eagerly() -> None:
     assert find(cache, A) is None  # although B would hold it
     with pytest.raises(MemoryError):
         GraphCache(capture, 1000, 1000).warm([A])  # who asks for a recording hears of it
+
+
+def warm(cache: GraphCache[FakeRecording], capture: SlowCapture, bucket: Bucket) -> None:
+    """As who asks for a recording does: waiting for it."""
+    finished = Timer(0.1, lambda: capture.finish(bucket))
+    finished.start()
+    cache.warm([bucket])
+    finished.join()
+
+
+def hit_often(cache: GraphCache[FakeRecording], bucket: Bucket) -> None:
+    for _ in range(256):
+        find(cache, bucket)
+
+
+def test_a_covered_bucket_goes_on_while_it_is_recorded() -> None:
+    """Nobody waits for the recording: the larger one is replayed until it is there."""
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, B)
+    assert set(capture.begun) == {B}
+    for _ in range(300):
+        recording = find(cache, B)
+        assert recording is not None
+        assert recording.bucket == C
+    assert set(capture.begun) == {B}  # begun once
+    assert cache.counters == GraphCounters(captures=1, replays=556, covered=556, num_bytes=64)
+    made = capture.finish(B)
+    assert find(cache, B) is made
+    assert (cache.counters.captures, cache.counters.covered, cache.wanted()) == (2, 556, None)
+
+
+def test_one_is_recorded_beside_the_batches_at_a_time() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, A)
+    hit_often(cache, B)
+    assert set(capture.begun) == {A}
+    capture.finish(A)
+    find(cache, B)
+    assert set(capture.begun) == {B}
+    assert set(cache.buckets) == {C, A}
+
+
+def test_what_must_be_recorded_now_waits_for_the_one_under_way() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, B)
+    warm(cache, capture, B)
+    assert set(cache.buckets) == {C, B}
+    assert capture.begun == {}
+
+
+def test_a_failure_beside_the_batches_costs_none_of_them() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, B)
+    capture.begun.pop(B).set_exception(MemoryError("the card is full"))
+    recording = find(cache, A)
+    assert recording is not None
+    assert recording.bucket == C
+    assert find(cache, B) is None  # eagerly from now on
+    assert cache.buckets == [C]
+    assert capture.begun == {}
+
+
+def test_a_recording_under_way_is_freed_with_the_others() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, B)
+    begun = capture.begun[B]
+    Timer(0.1, lambda: capture.finish(B)).start()
+    cache.reset()
+    assert begun.result().closed == 1
+    assert cache.buckets == []
