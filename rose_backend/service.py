@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _DEFAULTS = QueueConfig()
 _QUIET_SECONDS = 0.1  # without a request, before the engine thread does anything else
 _HAND_OVER_SECONDS = 0.0005  # for the engine thread to take what has come
+_LENT_TOKENS = 128  # of a batch that whoever brought it may launch: it cannot bring more until that is done
 _BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being answered
 
 
@@ -105,8 +106,10 @@ class RoseService:
         self._arrived = threading.Condition(lock)
         self._packed = threading.Condition(lock)
         self._finished = threading.Condition(lock)
+        self._returned = threading.Condition(lock)
         self._closing = False
         self._hungry = False  # whether the engine thread waits for work
+        self._lent = False  # whether another thread has the engine meanwhile
         self._launched: queue.SimpleQueue[_Launched | Dropped | None] = queue.SimpleQueue()
         self._answerers = Answerers()
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
@@ -125,20 +128,53 @@ class RoseService:
         if error is not None:
             raise error
 
-    def submit_all(self, requests: Sequence[Request]) -> list[RoseError | None]:
-        """Queue requests that came together, so that they can share a batch; one error or none for each."""
+    def submit_all(self, requests: Sequence[Request], *, launch: bool = False) -> list[RoseError | None]:
+        """Queue requests that came together, so that they can share a batch; one error or none for each.
+
+        Args:
+            requests: to be queued.
+            launch: whether the calling thread may launch them if the engine is idle and they are few tokens: to wake
+                the engine thread takes longer. Where values are there when a step returns, as on a CPU, this returns
+                after that step, and `reply` may have been called from the calling thread.
+        """
         outcomes: list[RoseError | None] = [self._limits.fault(request) for request in requests]
         with self._arrived:
             for index, request in enumerate(requests):
                 if outcomes[index] is None:
                     outcomes[index] = self._enqueue(request)
-            self._arrived.notify()
-            if not self._handed_over():
-                self._tell()
+            batch = self._borrow() if launch else None
+            if batch is None:
+                self._arrived.notify()
+                if not self._handed_over():
+                    self._tell()
+        if batch is not None:
+            self._launch_borrowed(batch)
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
         return outcomes
+
+    def _borrow(self) -> Batch | None:
+        """Take the engine and the batch that its thread would be woken for, if that is a small one."""
+        depth = self._queue.depth()
+        idle = self._hungry and not self._lent and not self._pacer.num_under_way
+        if not idle or not depth.requests or depth.tokens > _LENT_TOKENS:
+            return None
+        batch = self._queue.take()
+        self._pass_on_dropped()
+        if batch is not None:
+            self._lent = True
+            self._tell()
+        return batch
+
+    def _launch_borrowed(self, batch: Batch) -> None:
+        try:
+            self._launch(batch)
+        finally:
+            with self._arrived:
+                self._lent = False
+                self._returned.notify()
+                self._arrived.notify()  # there may be more; if not, the engine thread is to know that it is not quiet
 
     def _handed_over(self) -> bool:
         """Let an engine thread that waits for work take it first, and tell what is left; whether it did.
@@ -198,7 +234,7 @@ class RoseService:
                 self._wait_for_room()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch = None if hold else self._queue.take()
-                dropped = self._queue.take_dropped()
+                dropped = self._pass_on_dropped()
                 if batch is not None or dropped:
                     self._packed.notify_all()
                     self._tell()  # before the step, which may take seconds: till then others would refuse by the old
@@ -208,13 +244,19 @@ class RoseService:
                     self._finished.wait(hold)
                     continue
                 elif self._wait_for_work(_QUIET_SECONDS if idling else None):
+                    idling = True
                     continue
-            for item in dropped:
-                self._launched.put(item)
             if batch is not None:
                 return batch
             if not dropped:
                 idling = self._idle()
+
+    def _pass_on_dropped(self) -> bool:
+        """Have those answered that left the queue unpacked; whether there are any."""
+        dropped = self._queue.take_dropped()
+        for item in dropped:
+            self._launched.put(item)
+        return bool(dropped)
 
     def _wait_for_room(self) -> None:
         while self._pacer.num_under_way >= _BATCHES_IN_FLIGHT:
@@ -225,6 +267,8 @@ class RoseService:
         self._hungry = True
         came = self._arrived.wait(timeout)
         self._hungry = False
+        while self._lent:
+            came = self._returned.wait()
         return came
 
     def _idle(self) -> bool:

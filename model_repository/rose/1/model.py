@@ -73,7 +73,7 @@ class TritonPythonModel:
             except RoseError as error:
                 self._metrics.refused(error)
                 _send_error(sender, error)
-        outcomes = self._service.submit_all([request for request, _ in good])
+        outcomes = self._service.submit_all([request for request, _ in good], launch=True)
         for outcome, (_, sender) in zip(outcomes, good, strict=True):
             if outcome is not None:
                 _send_error(sender, outcome)
