@@ -1,7 +1,8 @@
-"""Recording forward passes as CUDA graphs, on a thread and a stream of their own.
+"""Recording forward passes as CUDA graphs, on a thread and streams of their own.
 
-Nothing runs on the device while a pass is recorded, so whoever runs batches can go on with it: the two share no more
-than the interpreter. On the engine's own thread a recording held everybody up for 30 to 40 ms.
+Whoever runs batches goes on with it meanwhile; on the engine's own thread a recording held everybody up for 30 to
+40 ms. Nothing runs on the device while a pass is recorded. A rehearsal does, on another stream than the recording:
+libraries have a workspace for each stream, and what was recorded with one may be replayed at the time.
 """
 
 from __future__ import annotations
@@ -49,12 +50,22 @@ class GraphRecorder:
         self._dtype = dtype
         self._pool = torch.cuda.graph_pool_handle()
         self._ended: dict[Bucket, threading.Event] = {}  # of those that were begun and not asked for since
+        self._rehearsals = torch.cuda.Stream(device)
         self._thread = ThreadPoolExecutor(1, "rose-recorder", initializer=self._prepare)
 
-    def begin(self, bucket: Bucket, run: Callable[[], torch.Tensor]) -> Future[CudaRecording]:
-        """Record what `run` launches; every kernel of it has run before."""
+    def begin(
+        self, bucket: Bucket, run: Callable[[], torch.Tensor], rehearse: Callable[[], None] | None
+    ) -> Future[CudaRecording]:
+        """Record what `run` launches.
+
+        Args:
+            bucket: for `wait_for`.
+            run: called once, on the recorder's thread, with nothing running.
+            rehearse: called before, to launch the same kernels on other data: what a first launch does (loading a
+                kernel) cannot be recorded. None: they have run.
+        """
         ended = self._ended[bucket] = threading.Event()
-        return self._thread.submit(self._record, bucket, run, ended)
+        return self._thread.submit(self._record, bucket, run, rehearse, ended)
 
     def wait_for(self, bucket: Bucket) -> None:
         """Return once no recording of this bucket is under way: what is planned for its attention is being read."""
@@ -79,9 +90,18 @@ class GraphRecorder:
         F.linear(some, some, some[0])
         stream.synchronize()
 
-    @torch.inference_mode()
-    def _record(self, bucket: Bucket, run: Callable[[], torch.Tensor], ended: threading.Event) -> CudaRecording:
+    def _record(
+        self,
+        bucket: Bucket,
+        run: Callable[[], torch.Tensor],
+        rehearse: Callable[[], None] | None,
+        ended: threading.Event,
+    ) -> CudaRecording:
         try:
+            if rehearse is not None:
+                with torch.cuda.stream(self._rehearsals):
+                    rehearse()
+                self._rehearsals.synchronize()
             return self._capture(bucket, run)
         finally:
             ended.set()

@@ -143,11 +143,14 @@ class CudaRunner:
 
     def idle(self) -> bool:
         """See `Runner`: record a bucket that was hot before the last restart, covers many, or is hot now."""
+        if self.graphs.recording:
+            return True
         bucket = self.hot.next_from_before() or self._next_cover() or self.graphs.wanted()
         if bucket is None:
             self.hot.save()
             return False
-        self.warm([bucket])
+        self._own_stream()
+        self.graphs.begin(bucket)
         return True
 
     def _next_cover(self) -> Bucket | None:
@@ -252,13 +255,15 @@ class CudaRunner:
     def _attention(self, bucket: Bucket) -> Attentions:
         attention = self._attentions.get(bucket)
         if attention is None:
-            layout = RaggedLayout(self._staging.views(bucket).cu_seqlens, bucket.num_tokens, bucket.max_seqlen)
-            backends = [selector.choose(bucket) for selector in self.selectors]
-            attention = self._attentions[bucket] = Attentions.open(backends, layout)
+            attention = self._attentions[bucket] = self._open_attention(bucket, self._staging.views(bucket))
         return attention
 
+    def _open_attention(self, bucket: Bucket, inputs: DeviceInputs) -> Attentions:
+        layout = RaggedLayout(inputs.cu_seqlens, bucket.num_tokens, bucket.max_seqlen)
+        return Attentions.open([selector.choose(bucket) for selector in self.selectors], layout)
+
     def _capture(self, bucket: Bucket) -> Future[CudaRecording]:
-        return self._begin(bucket, False, lambda inputs, attention: self._forward(inputs, attention, self._head))
+        return self._begin(bucket, self._head, lambda output: output)
 
     def _capture_tokens(self, bucket: Bucket) -> Future[CudaRecording]:
         """As `_capture`, up to token vectors. All recordings leave them in one place: they are large."""
@@ -267,29 +272,34 @@ class CudaRunner:
             geometry = self._model.geometries[0]
             self._tokens = torch.empty((room, self._model.hidden_size), dtype=geometry.dtype, device=self._device)
         kept = self._tokens[: bucket.num_tokens]
+        return self._begin(bucket, None, kept.copy_)
 
-        def run(inputs: DeviceInputs, attention: Attentions) -> torch.Tensor:
-            with torch.inference_mode():
-                return kept.copy_(self._forward(inputs, attention, None))
-
-        return self._begin(bucket, True, run)
-
+    @torch.inference_mode()
     def _begin(
-        self, bucket: Bucket, of_tokens: bool, run: Callable[[DeviceInputs, Attentions], torch.Tensor]
+        self, bucket: Bucket, head: Head | None, keep: Callable[[torch.Tensor], torch.Tensor]
     ) -> Future[CudaRecording]:
         """Record a bucket, planned as for a batch that fills it; the caller has made `_stream` current."""
         self._recorder.wait_for(bucket)
         inputs, attention = self._staging.views(bucket), self._attention(bucket)
         offsets = _filling_offsets(bucket)
         attention.plan(offsets)
-        if (bucket, of_tokens) not in self._ran:  # first-use work (kernel loading) cannot be captured
-            if self._copied is not None:
-                self._driver.wait(self._stream.cuda_stream, self._copied)
-            inputs.input_ids.zero_()
-            inputs.cu_seqlens.copy_(offsets, non_blocking=True)
-            run(inputs, attention)
-            self._ran.add((bucket, of_tokens))
-        return self._recorder.begin(bucket, lambda: run(inputs, attention))
+
+        def rehearse() -> None:
+            others = self._staging.filled(bucket, offsets)
+            elsewhere = self._open_attention(bucket, others)
+            elsewhere.plan(offsets)
+            self._forward(others, elsewhere, head)
+
+        @torch.inference_mode()
+        def run() -> torch.Tensor:
+            return keep(self._forward(inputs, attention, head))
+
+        ran = (bucket, head is None) in self._ran
+        self._ran.add((bucket, head is None))
+        if not ran and any(selector.choose(bucket).shares_workspace for selector in self.selectors):
+            rehearse()  # here, since it must not run beside other batches
+            ran = True
+        return self._recorder.begin(bucket, run, None if ran else rehearse)
 
 
 def _filling_offsets(bucket: Bucket) -> torch.Tensor:

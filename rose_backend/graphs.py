@@ -129,9 +129,19 @@ class GraphCache(Generic[R]):
     def warm(self, buckets: Iterable[Bucket]) -> None:
         """Record buckets ahead of their first hit, e.g. those that were hot before a restart."""
         for bucket in buckets:
-            known = bucket in self._recordings or bucket in self._failed
-            if not known and bucket.num_tokens <= self.largest:
+            if self._recordable(bucket):
                 self._record(bucket)
+
+    def begin(self, bucket: Bucket) -> None:
+        """As `warm`, for a bucket at a time, while batches go on; nothing while one is `recording`."""
+        if not self.recording and self._recordable(bucket):
+            self._begun = bucket, self._begin(bucket)
+
+    @property
+    def recording(self) -> bool:
+        """Whether a recording is under way beside the batches."""
+        self._collect(wait=False)
+        return self._begun is not None
 
     def wanted(self) -> Bucket | None:
         """The bucket hit most often, and more than once, that is not recorded though it may be."""
@@ -155,6 +165,10 @@ class GraphCache(Generic[R]):
         self._unrecorded.clear()
         self._failed.clear()
         self.counters = GraphCounters()
+
+    def _recordable(self, bucket: Bucket) -> bool:
+        known = bucket in self._recordings or bucket in self._failed
+        return not known and bucket.num_tokens <= self.largest
 
     def _replay(self, bucket: Bucket) -> R:
         self._recordings.move_to_end(bucket)

@@ -91,6 +91,18 @@ class InputStaging:
         """Where a recording for this bucket reads its inputs."""
         return _views(self._device_block, bucket, self._fields)
 
+    def filled(self, bucket: Bucket, offsets: torch.Tensor) -> DeviceInputs:
+        """Inputs apart from all others, of a batch of token 0.
+
+        Args:
+            bucket: whose shape they have.
+            offsets: `[num_sequences + 2]` int32 on the host, page-locked: their `cu_seqlens`.
+        """
+        size = _size(bucket.num_tokens, bucket.num_sequences, len(self._fields))
+        inputs = _views(self._device_block.new_zeros(size), bucket, self._fields)
+        inputs.cu_seqlens.copy_(offsets, non_blocking=True)
+        return inputs
+
     def fill(self, batch: Batch, bucket: Bucket) -> Stage:
         """Write a batch into the next stage."""
         stages = self._stages.get(bucket) or self._open(bucket)

@@ -110,6 +110,10 @@ class AttentionBackend(Protocol):
     def longest(self) -> int | None:
         """Longest sequence it takes, in tokens; None: any."""
 
+    @property
+    def shares_workspace(self) -> bool:
+        """Whether its batches must run one after another."""
+
     def open(self, layout: RaggedLayout) -> Attention:
         """Prepare for the batches of one layout."""
 

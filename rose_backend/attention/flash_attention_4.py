@@ -42,6 +42,7 @@ class FlashAttention4Backend:
     name: str = "flash_attention_4"
     capturable: bool = True
     longest: int | None = None
+    shares_workspace: bool = False
 
     def __post_init__(self) -> None:
         geometry = self.geometry

@@ -49,6 +49,7 @@ class FlashInferBackend:
     kernel: Literal["fa2", "fa3"]
     capturable: bool = True
     longest: int | None = None
+    shares_workspace: bool = True
     _workspace: _Workspace = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class SdpaBackend:
     name: str = "sdpa"
     capturable: bool = False
     longest: int | None = None
+    shares_workspace: bool = False
 
     def open(self, layout: RaggedLayout) -> SdpaAttention:  # noqa: ARG002 (works from each batch's own lengths)
         """See `AttentionBackend`."""

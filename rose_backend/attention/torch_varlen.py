@@ -26,6 +26,7 @@ class TorchVarlenBackend:
     name: str = "torch_varlen"
     capturable: bool = True
     longest: int | None = None
+    shares_workspace: bool = False
 
     def __post_init__(self) -> None:
         geometry = self.geometry

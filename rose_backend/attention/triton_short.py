@@ -23,6 +23,7 @@ class TritonShortBackend:
     name: str = "triton_short"
     capturable: bool = True
     longest: int | None = LONGEST
+    shares_workspace: bool = False
 
     def __post_init__(self) -> None:
         geometry = self.geometry

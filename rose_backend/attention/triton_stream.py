@@ -24,6 +24,7 @@ class TritonStreamBackend:
     name: str = "triton_stream"
     capturable: bool = True
     longest: int | None = None
+    shares_workspace: bool = False
 
     def __post_init__(self) -> None:
         geometry = self.geometry

@@ -343,3 +343,33 @@ def test_a_recording_under_way_is_freed_with_the_others() -> None:
     cache.reset()
     assert begun.result().closed == 1
     assert cache.buckets == []
+
+
+def test_begun_where_nobody_waits() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture, largest=32)
+    for bucket in (C, A, A, B):  # C is too large, and B comes while A is recorded
+        cache.begin(bucket)
+    assert set(capture.begun) == {A}
+    assert cache.recording
+    made = capture.finish(A)
+    assert not cache.recording
+    assert cache.buckets == [A]
+    cache.begin(A)
+    assert capture.begun == {}
+    assert find(cache, A) is made
+    assert cache.counters == GraphCounters(captures=1, replays=1, num_bytes=16)
+
+
+def test_a_batch_that_needs_what_is_under_way_waits_for_it() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    assert find(cache, A) is None
+    cache.begin(A)
+    finished = Timer(0.1, lambda: capture.finish(A))
+    finished.start()
+    assert find(cache, A) is None  # the first hit since: eagerly
+    recording = find(cache, A)
+    finished.join()
+    assert recording is not None
+    assert recording.bucket == A
