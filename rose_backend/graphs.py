@@ -22,10 +22,10 @@ from rose_backend.buckets import Bucket
 logger = logging.getLogger(__name__)
 
 # A recording is two eager passes and the making of the graph, and an eager pass takes as long as the device needs for
-# the largest bucket worth recording (that is how `largest` is measured): four of those. Padding costs the device only,
-# while a recording takes the host's time from all that wait, so that it must be worth several.
-_RECORDING_COST = 32
-_OFTEN = 256  # hits after which a bucket is recorded whatever its padding: a smaller graph has shorter launches as well
+# the largest bucket worth recording (that is how `largest` is measured): four of those. Padding costs the device, and a
+# recording the host, from whose time all that wait lose some, so that it must be worth twice that.
+_RECORDING_COST = 8
+_OFTEN = 64  # hits after which a bucket is recorded whatever its padding: a smaller graph has shorter launches as well
 
 
 class Recording(Protocol):

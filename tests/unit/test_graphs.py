@@ -159,22 +159,22 @@ def test_the_smallest_of_them_serves(capture: Capture) -> None:
 
 
 def test_recorded_when_padding_has_cost_as_much(capture: Capture) -> None:
-    """Recording counts as 32 passes of the largest bucket: 32 x 64 tokens, lost 48 at a time."""
+    """Recording counts as 8 passes of the largest bucket: 8 x 64 tokens, lost 48 at a time."""
     cache = cache_of(capture, largest=64)
     cache.warm([C])
-    assert [find(cache, A) for _ in range(42)] == [capture.made[0]] * 42
+    assert [find(cache, A) for _ in range(10)] == [capture.made[0]] * 10
     assert len(capture.made) == 1
     assert find(cache, A) is capture.made[0]  # it is begun meanwhile
     recording = find(cache, A)
     assert recording is capture.made[1]
     assert recording.bucket == A
-    assert cache.counters.covered == 43
+    assert cache.counters.covered == 11
 
 
 def test_recorded_when_hit_often(capture: Capture) -> None:
     cache = cache_of(capture)
     cache.warm([C])
-    assert [find(cache, B) for _ in range(255)] == [capture.made[0]] * 255
+    assert [find(cache, B) for _ in range(63)] == [capture.made[0]] * 63
     assert len(capture.made) == 1
     assert find(cache, B) is capture.made[0]
     assert find(cache, B) is capture.made[1]
@@ -274,7 +274,7 @@ def warm(cache: GraphCache[FakeRecording], capture: SlowCapture, bucket: Bucket)
 
 
 def hit_often(cache: GraphCache[FakeRecording], bucket: Bucket) -> None:
-    for _ in range(256):
+    for _ in range(64):
         find(cache, bucket)
 
 
@@ -290,10 +290,10 @@ def test_a_covered_bucket_goes_on_while_it_is_recorded() -> None:
         assert recording is not None
         assert recording.bucket == C
     assert set(capture.begun) == {B}  # begun once
-    assert cache.counters == GraphCounters(captures=1, replays=556, covered=556, num_bytes=64)
+    assert cache.counters == GraphCounters(captures=1, replays=364, covered=364, num_bytes=64)
     made = capture.finish(B)
     assert find(cache, B) is made
-    assert (cache.counters.captures, cache.counters.covered, cache.wanted()) == (2, 556, None)
+    assert (cache.counters.captures, cache.counters.covered, cache.wanted()) == (2, 364, None)
 
 
 def test_one_is_recorded_beside_the_batches_at_a_time() -> None:
