@@ -117,7 +117,7 @@ class GraphCache(Generic[R]):
             except Exception:
                 # Whoever sent the batch did not ask for a recording.
                 logger.exception("graph not captured", extra={"bucket": bucket})
-            else:
+            if bucket in self._recordings:
                 return bucket, self._replay(bucket)
         self.counters.eager += 1
         return bucket, None
@@ -176,9 +176,9 @@ class GraphCache(Generic[R]):
         return self._recordings[bucket]
 
     def _record(self, bucket: Bucket) -> None:
-        """Return once it is recorded."""
+        """Return once it is recorded, or was found to fail beside the batches."""
         self._collect(wait=True)
-        if bucket not in self._recordings:
+        if self._recordable(bucket):
             self._keep(bucket, self._begin(bucket))
 
     def _begin(self, bucket: Bucket) -> Future[R]:
@@ -206,7 +206,8 @@ class GraphCache(Generic[R]):
         except Exception:
             self._failed.add(bucket)
             raise
-        self._unrecorded.pop(bucket, None)  # it may have been hit meanwhile
+        finally:
+            self._unrecorded.pop(bucket, None)  # it may have been hit meanwhile
         self.counters.captures += 1
         self.counters.num_bytes += recording.num_bytes
         self._recordings[bucket] = recording

@@ -373,3 +373,43 @@ def test_a_batch_that_needs_what_is_under_way_waits_for_it() -> None:
     finished.join()
     assert recording is not None
     assert recording.bucket == A
+
+
+def test_what_failed_beside_the_batches_is_not_wanted_again() -> None:
+    """It was hit meanwhile; whoever records what is wanted would ask for it forever, and for nothing else."""
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    warm(cache, capture, C)
+    hit_often(cache, B)
+    for _ in range(3):
+        find(cache, B)
+    capture.begun.pop(B).set_exception(MemoryError("the card is full"))
+    assert not cache.recording
+    assert cache.wanted() is None
+
+
+def test_what_fails_while_a_batch_waits_for_it_is_not_tried_again() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    find(cache, A)
+    cache.begin(A)
+    find(cache, A)  # the first hit since
+    failing = Timer(0.1, lambda: capture.begun.pop(A).set_exception(MemoryError("the card is full")))
+    failing.start()
+    assert find(cache, A) is None
+    failing.join()
+    assert capture.begun == {}
+    assert find(cache, A) is None
+    assert (cache.counters.eager, cache.counters.captures) == (4, 0)
+
+
+def test_who_asks_for_what_fails_meanwhile_does_not_try_again() -> None:
+    capture = SlowCapture()
+    cache = cache_of(capture)
+    cache.begin(A)
+    failing = Timer(0.1, lambda: capture.begun.pop(A).set_exception(MemoryError("the card is full")))
+    failing.start()
+    cache.warm([A])
+    failing.join()
+    assert (cache.buckets, cache.recorded(A)) == ([], None)
+    assert capture.begun == {}
