@@ -64,8 +64,12 @@ class GraphRecorder:
             rehearse: called before, to launch the same kernels on other data: what a first launch does (loading a
                 kernel) cannot be recorded. None: they have run.
         """
+        recording = self._thread.submit(self._record, bucket, run, rehearse)
+        # Not the future itself, which would keep a recording that is evicted meanwhile. Nor set by `_record`: that is
+        # never called if the thread could not be prepared.
         ended = self._ended[bucket] = threading.Event()
-        return self._thread.submit(self._record, bucket, run, rehearse, ended)
+        recording.add_done_callback(lambda _: ended.set())
+        return recording
 
     def wait_for(self, bucket: Bucket) -> None:
         """Return once no recording of this bucket is under way: what is planned for its attention is being read."""
@@ -91,20 +95,13 @@ class GraphRecorder:
         stream.synchronize()
 
     def _record(
-        self,
-        bucket: Bucket,
-        run: Callable[[], torch.Tensor],
-        rehearse: Callable[[], None] | None,
-        ended: threading.Event,
+        self, bucket: Bucket, run: Callable[[], torch.Tensor], rehearse: Callable[[], None] | None
     ) -> CudaRecording:
-        try:
-            if rehearse is not None:
-                with torch.cuda.stream(self._rehearsals):
-                    rehearse()
-                self._rehearsals.synchronize()
-            return self._capture(bucket, run)
-        finally:
-            ended.set()
+        if rehearse is not None:
+            with torch.cuda.stream(self._rehearsals):
+                rehearse()
+            self._rehearsals.synchronize()
+        return self._capture(bucket, run)
 
     def _capture(self, bucket: Bucket, run: Callable[[], torch.Tensor]) -> CudaRecording:
         began = time.perf_counter()
