@@ -143,13 +143,13 @@ class CudaRunner:
 
     def idle(self) -> bool:
         """See `Runner`: record a bucket that was hot before the last restart, covers many, or is hot now."""
+        self._own_stream()  # what is recorded may be kept now, and another freed: that waits for the stream
         if self.graphs.recording:
             return True
         bucket = self.hot.next_from_before() or self._next_cover() or self.graphs.wanted()
         if bucket is None:
             self.hot.save()
             return False
-        self._own_stream()
         self.graphs.begin(bucket)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -447,6 +448,25 @@ def test_engines_in_one_thread_keep_their_streams_apart(tmp_path: Path) -> None:
             assert np.array_equal(np.concatenate(parts), expected)
     one.close()
     other.close()
+
+
+def test_idle_work_is_done_in_the_stream_of_the_steps(tmp_path: Path) -> None:
+    """Also by a thread that never ran one: what it frees must not be in use there."""
+    runner = RoseEngine(_config(_bert(tmp_path), PoolingMode.MEAN)).runner
+    assert isinstance(runner, CudaRunner)
+    current: list[torch.cuda.Stream] = []
+
+    def idle() -> None:
+        runner.idle()
+        current.append(torch.cuda.current_stream())
+
+    with torch.cuda.stream(runner._stream):
+        runner.graphs.begin(Bucket.fitting(40, 1, 40))  # which the other thread finds under way, or keeps
+    thread = threading.Thread(target=idle)
+    thread.start()
+    thread.join()
+    assert current == [runner._stream]
+    runner.close()
 
 
 def test_a_sequence_longer_than_the_budget_runs_alone(tmp_path: Path) -> None:
