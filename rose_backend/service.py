@@ -75,7 +75,7 @@ class RoseService:
     and when the service closes.
 
     Args:
-        engine: used by the engine thread only.
+        engine: used by one thread at a time: the engine thread, or one that `submit_all` lets launch.
         packer: decides what shares a batch.
         limits: what requests are checked against.
         metrics: told of every batch and answer.
@@ -135,7 +135,8 @@ class RoseService:
             requests: to be queued.
             launch: whether the calling thread may launch them if the engine is idle and they are few tokens: to wake
                 the engine thread takes longer. Where values are there when a step returns, as on a CPU, this returns
-                after that step, and `reply` may have been called from the calling thread.
+                after that step, and `reply` may have been called from the calling thread. Not to be offered by a
+                `reply`: where a step fails, launching may wait for batches to be answered.
         """
         outcomes: list[RoseError | None] = [self._limits.fault(request) for request in requests]
         with self._arrived:
@@ -164,12 +165,18 @@ class RoseService:
         self._pass_on_dropped()
         if batch is not None:
             self._lent = True
+            self._packed.notify_all()
             self._tell()
         return batch
 
     def _launch_borrowed(self, batch: Batch) -> None:
         try:
             self._launch(batch)
+        except BaseException as cause:  # an interrupt of this thread, say; the engine goes on without it
+            error = EngineError(f"the step was broken off: {cause!r}")
+            for segment in batch.segments:  # some may have their answer: they will not get another
+                self._launched.put(Dropped(segment.request, error, Outcome.FAILED))
+            raise
         finally:
             with self._arrived:
                 self._lent = False
@@ -289,6 +296,10 @@ class RoseService:
             with self._arrived:
                 self._pacer.failed()
             self._isolate(batch, cause)
+        except BaseException:
+            with self._arrived:
+                self._pacer.failed()
+            raise
         else:
             if self._may_complete(batch, rows):
                 self._complete(batch, rows)

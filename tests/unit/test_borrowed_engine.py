@@ -220,11 +220,56 @@ def test_an_end_from_outside_gives_the_engine_back() -> None:
     with serving(engine) as service:
         wait_until_idle(service)
         engine.before = interrupted
-        with pytest.raises(KeyboardInterrupt):
-            service.submit_all([replies.request(1)], launch=True)
+        for number in range(4):  # more than may be under way
+            wait_until_idle(service)
+            with pytest.raises(KeyboardInterrupt):
+                service.submit_all([replies.request(number)], launch=True)
+            wait_until(lambda: len(replies.found) == number + 1, "it is answered")  # noqa: B023
         engine.before = lambda: None
-        service.submit(replies.request(2))
-        wait_until(lambda: replies.found == {2: [[2]]}, "the engine thread goes on")
+        service.submit(replies.request(4))
+        wait_until(lambda: 4 in replies.found, "the engine thread goes on")
+    assert replies.found.pop(4) == [[4]]
+    assert all(isinstance(error, EngineError) for [error] in replies.found.values())
+
+
+def test_an_end_from_outside_costs_those_that_have_no_answer_yet() -> None:
+    """Each of a batch that failed is run again, alone; the second of them is broken off."""
+    engine, replies = WatchedEngine(), Replies()
+    engine.wrong = 9
+
+    def interrupted() -> None:
+        if engine.steps[-1][1] == [7]:
+            raise KeyboardInterrupt
+
+    engine.before = interrupted
+    with serving(engine) as service:
+        wait_until_idle(service)
+        with pytest.raises(KeyboardInterrupt):
+            service.submit_all([replies.request(number) for number in (6, 7, 8, 9)], launch=True)
+        wait_until(lambda: len(replies.found) == 4, "all are answered")
+    assert replies.found.pop(6) == [[6]]
+    assert all(isinstance(error, EngineError) for [error] in replies.found.values())
+
+
+def test_who_waits_for_progress_hears_of_a_batch_that_was_lent() -> None:
+    engine, replies = WatchedEngine(), Replies()
+    waiting = threading.Event()
+
+    class Told(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.set()
+            return super().wait(timeout)
+
+    with serving(engine) as service:
+        service._packed = Told(service._arrived._lock)  # type: ignore[attr-defined]
+        patient = threading.Thread(target=service.wait_for_progress, args=(60,))
+        patient.start()
+        assert waiting.wait(30)
+        wait_until_idle(service)
+        service.submit_all([replies.request(1)], launch=True)
+        patient.join(30)
+        assert not patient.is_alive()
+        assert engine.steps == [(threading.current_thread().name, [1])]
 
 
 def test_what_has_expired_is_answered_and_not_run() -> None:
