@@ -188,9 +188,7 @@ class CudaRunner:
         attention = self._attention(bucket)
         attention.plan(stage.offsets)
         driver.record(stage.copied.cuda_event, stream)
-        if self._copied is not None:
-            # Results of different buckets may share memory: the last one must be out before it is overwritten.
-            driver.wait(stream, self._copied)
+        self._let_out()
         if recording is None:
             head = None if batch.keeps_tokens else self._head
             output = self._forward(self._staging.views(bucket), attention, head)
@@ -203,6 +201,15 @@ class CudaRunner:
         if batch.outputs is FLOAT and batch.spans is None:
             return self._copy_back(output, batch.num_sequences, padding, replayed)
         return self._copy_forms(output, batch, bucket, padding, replayed)
+
+    def _let_out(self) -> None:
+        """Let what comes next in the stream wait for the last copy to the host.
+
+        Results of different buckets may share memory. And what is freed while something is being recorded is handed
+        out again at once: the allocator takes `record_stream` by any thread, at the time, for a part of the recording.
+        """
+        if self._copied is not None:
+            self._driver.wait(self._stream.cuda_stream, self._copied)
 
     def _copy_back(self, output: torch.Tensor, num_sequences: int, padding: int, replayed: bool) -> LazyTensor:
         rows, address, events = self._results.take(num_sequences, output.shape[1])
@@ -255,6 +262,7 @@ class CudaRunner:
     def _attention(self, bucket: Bucket) -> Attentions:
         attention = self._attentions.get(bucket)
         if attention is None:
+            self._let_out()
             attention = self._attentions[bucket] = self._open_attention(bucket, self._staging.views(bucket))
         return attention
 
@@ -297,6 +305,7 @@ class CudaRunner:
         ran = (bucket, head is None) in self._ran
         self._ran.add((bucket, head is None))
         if not ran and any(selector.choose(bucket).shares_workspace for selector in self.selectors):
+            self._let_out()
             rehearse()  # here, since it must not run beside other batches
             ran = True
         return self._recorder.begin(bucket, run, None if ran else rehearse)

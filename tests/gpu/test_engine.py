@@ -510,6 +510,40 @@ def test_results_are_not_overwritten_while_read(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_late_copy_is_right_whatever_is_recorded_meanwhile(tmp_path: Path) -> None:
+    """While anything is recorded, the allocator does not keep freed memory for streams that still read it."""
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    batch = synthetic_batch(100, 10, _VOCAB)
+    expected = runner.run_eagerly(batch).numpy().copy()
+    recording, enough = threading.Event(), threading.Event()
+
+    def record() -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin(capture_error_mode="thread_local")
+            torch.zeros(16, device="cuda")
+            recording.set()
+            enough.wait(30)
+            graph.capture_end()
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    assert recording.wait(30)
+    with torch.cuda.stream(runner._copy_stream):
+        torch.cuda._sleep(500_000_000)  # cycles: a few tenths of a second
+    rows = runner.run_eagerly(batch)
+    enough.set()
+    thread.join()
+    assert not rows.ready()
+    runner.idle()  # opens the attention of a bucket, and may rehearse
+    other = runner.run_eagerly(synthetic_batch(300, 30, _VOCAB))
+    assert np.array_equal(rows.numpy(), expected)
+    other.wait()
+    engine.close()
+
+
 def test_eager_alone_gives_the_same(tmp_path: Path) -> None:
     folder = _qwen3(tmp_path, causal=False)
     sequences = _sequences(_LENGTHS)
