@@ -105,7 +105,7 @@ class GraphRecorder:
 
     def _capture(self, bucket: Bucket, run: Callable[[], torch.Tensor]) -> CudaRecording:
         began = time.perf_counter()
-        free_before, _ = torch.cuda.mem_get_info(self._device)
+        before = self._memory()
         graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`: that collects garbage and empties caches, which a running server would feel. Of this
         # thread only, since the engine's allocates meanwhile.
@@ -114,8 +114,17 @@ class GraphRecorder:
             output = run()
         finally:
             graph.capture_end()
-        free_after, _ = torch.cuda.mem_get_info(self._device)
-        num_bytes = max(0, free_before - free_after)
+        pool, rest = (after - earlier for after, earlier in zip(self._memory(), before, strict=True))
+        num_bytes = pool + max(0, rest)
         seconds = time.perf_counter() - began
         logger.info("graph captured", extra={"bucket": bucket, "bytes": num_bytes, "seconds": round(seconds, 3)})
         return CudaRecording(graph, graph.raw_cuda_graph_exec(), output, num_bytes)
+
+    def _memory(self) -> tuple[int, int]:
+        """Bytes of the pool, and of the device what the allocator has not reserved for anybody: graphs themselves.
+
+        The engine may allocate meanwhile, which is no recording's.
+        """
+        free, total = torch.cuda.mem_get_info(self._device)
+        pool = sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(self._pool))
+        return pool, total - free - torch.cuda.memory_reserved(self._device)

@@ -21,6 +21,7 @@ from transformers import BertConfig, BertModel, Qwen3Config, Qwen3Model
 
 from rose_backend.buckets import Bucket, covering_buckets
 from rose_backend.calibration import synthetic_batch
+from rose_backend.capture import GraphRecorder
 from rose_backend.config import (
     Activation,
     DenseConfig,
@@ -542,6 +543,24 @@ def test_a_late_copy_is_right_whatever_is_recorded_meanwhile(tmp_path: Path) -> 
     assert np.array_equal(rows.numpy(), expected)
     other.wait()
     engine.close()
+
+
+def test_a_recording_holds_its_own_memory_alone() -> None:
+    """What others allocate meanwhile must not make it look large: smaller ones would be given up for it."""
+    recorder = GraphRecorder(torch.device("cuda:0"), torch.bfloat16)
+    allocated: list[torch.Tensor] = []
+
+    def run() -> torch.Tensor:
+        other = threading.Thread(target=lambda: allocated.append(torch.empty(2**30, dtype=torch.uint8, device="cuda")))
+        other.start()
+        other.join()
+        return torch.zeros(40 * 2**20, dtype=torch.uint8, device="cuda")
+
+    recording = recorder.begin(Bucket.fitting(16, 1, 16), run, None).result(60)
+    assert len(allocated) == 1
+    assert 40 * 2**20 <= recording.num_bytes < 200 * 2**20
+    recording.close()
+    recorder.close()
 
 
 def test_eager_alone_gives_the_same(tmp_path: Path) -> None:
