@@ -68,6 +68,14 @@ class _Launched:
     rows: Rows
 
 
+@dataclass(frozen=True)
+class _Counts:
+    """What the metrics are still to be told."""
+
+    requests: list[RequestReport]
+    batch: BatchReport | None
+
+
 class RoseService:
     """Owns the queue and the two threads.
 
@@ -110,7 +118,8 @@ class RoseService:
         self._closing = False
         self._hungry = False  # whether the engine thread waits for work
         self._lent = False  # whether another thread has the engine meanwhile
-        self._launched: queue.SimpleQueue[_Launched | Dropped | None] = queue.SimpleQueue()
+        self._told = Depth(0, 0)
+        self._launched: queue.SimpleQueue[_Launched | Dropped | _Counts | None] = queue.SimpleQueue()
         self._answerers = Answerers()
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
         self._completer_thread = threading.Thread(target=self._complete_batches, name="rose-completer")
@@ -166,12 +175,13 @@ class RoseService:
         if batch is not None:
             self._lent = True
             self._packed.notify_all()
-            self._tell()
+            if self._queue.depth() != self._told:
+                self._tell()
         return batch
 
     def _launch_borrowed(self, batch: Batch) -> None:
         try:
-            self._launch(batch)
+            self._launch(batch, borrowed=True)
         except BaseException as cause:  # an interrupt of this thread, say; the engine goes on without it
             error = EngineError(f"the step was broken off: {cause!r}")
             for segment in batch.segments:  # some may have their answer: they will not get another
@@ -217,7 +227,8 @@ class RoseService:
         self._answerers.close()
 
     def _tell(self) -> None:
-        self._publish(self._queue.depth(), self._queue.depth(Lane.BULK).tokens, self._pacer.tokens_per_second)
+        self._told = self._queue.depth()
+        self._publish(self._told, self._queue.depth(Lane.BULK).tokens, self._pacer.tokens_per_second)
 
     def _enqueue(self, request: Request) -> RoseError | None:
         if self._closing:
@@ -286,7 +297,7 @@ class RoseService:
             logger.exception("idle work failed")
             return False
 
-    def _launch(self, batch: Batch) -> None:
+    def _launch(self, batch: Batch, *, borrowed: bool = False) -> None:
         with self._arrived:
             self._wait_for_room()  # a failed batch may have become many
             self._pacer.launched(batch.num_tokens, time.monotonic())
@@ -301,16 +312,19 @@ class RoseService:
                 self._pacer.failed()
             raise
         else:
-            if self._may_complete(batch, rows):
-                self._complete(batch, rows)
+            if self._may_complete(batch, rows, borrowed):
+                # Others may wait for this thread, and nobody for the metrics.
+                self._launched.put(self._complete(batch, rows, len(batch.segments) if borrowed else 1))
             else:
                 self._launched.put(_Launched(batch, rows))
 
-    def _may_complete(self, batch: Batch, rows: Rows) -> bool:
-        """Whether nothing is lost if the engine thread answers itself: to wake another for that takes a while."""
+    def _may_complete(self, batch: Batch, rows: Rows, borrowed: bool) -> bool:
+        """Whether nothing is lost if this thread answers itself: to wake another for that takes a while."""
         # Of a request that began in another batch, the completer may be putting that part in its place right now.
         if not rows.at_once or batch.segments[0].first:
             return False
+        if borrowed:  # the engine was idle, and its own thread goes on with what has come meanwhile
+            return True
         with self._arrived:
             return self._pacer.num_under_way == 1 and not self._queue.depth().requests
 
@@ -326,12 +340,18 @@ class RoseService:
 
     def _complete_batches(self) -> None:
         while (item := self._launched.get()) is not None:
+            most_here = 1 if self._launched.empty() else 0
             if isinstance(item, Dropped):
-                self._deliver(self._settle(item.request, item.error), item.outcome)
-            else:
-                self._complete(item.batch, item.rows)
+                item = _Counts(self._deliver(self._settle(item.request, item.error), item.outcome, most_here), None)
+            elif isinstance(item, _Launched):
+                item = self._complete(item.batch, item.rows, most_here)
+            if item.requests:
+                self._metrics.requests_done(item.requests)
+            if item.batch is not None:
+                self._metrics.batch_done(item.batch)
 
-    def _complete(self, batch: Batch, rows: Rows) -> None:
+    def _complete(self, batch: Batch, rows: Rows, most_here: int) -> _Counts:
+        """Answer a batch's requests, up to a number of them from this thread."""
         try:
             results, report = self._wait_for(batch, rows)
             answers = self._hand_out(batch, results)
@@ -339,23 +359,18 @@ class RoseService:
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
             error = EngineError(f"the device failed: {cause!r}")
             lost = [answer for segment in batch.segments for answer in self._settle(segment.request, error)]
-            self._deliver(lost, Outcome.FAILED)
-        else:
-            self._deliver(answers, Outcome.SERVED)
-            self._metrics.batch_done(report)
+            return _Counts(self._deliver(lost, Outcome.FAILED, most_here), None)
+        return _Counts(self._deliver(answers, Outcome.SERVED, most_here), report)
 
-    def _deliver(self, answers: list[Answer], outcome: Outcome) -> None:
-        """Send answers, a single one from here if nothing else is to be done, and count them after that."""
-        if not answers:
-            return
+    def _deliver(self, answers: list[Answer], outcome: Outcome, most_here: int) -> list[RequestReport]:
+        """Send answers, if they are few from here, and say what there is to count."""
         now = time.monotonic()
-        if len(answers) == 1 and self._launched.empty():
-            answers[0].send()
+        if len(answers) <= most_here:
+            for answer in answers:
+                answer.send()
         else:
             self._answerers.deliver(answers)
-        self._metrics.requests_done(
-            [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
-        )
+        return [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
 
     def _wait_for(self, batch: Batch, rows: Rows) -> tuple[Results, BatchReport]:
         try:

@@ -17,7 +17,9 @@ def request(ids: list[int], lengths: list[int]) -> Request:
     return Request(np.array(ids, np.int32), np.array(lengths, np.int32), Answers())
 
 
-@pytest.mark.parametrize("sequences", [[[0]], [[99]], [[1, 2, 3, 4]], [[1], [2, 3], [4, 5, 6, 7]]])
+@pytest.mark.parametrize(
+    "sequences", [[[0]], [[99]], [[1, 2, 3, 4]], [[1], [2, 3], [4, 5, 6, 7]], [[0, 9, 99, 1]] * 70]
+)
 def test_everything_up_to_the_limits_is_admitted(sequences: list[list[int]]) -> None:
     LIMITS.check(request_of(sequences))
 
@@ -33,6 +35,10 @@ def test_everything_up_to_the_limits_is_admitted(sequences: list[list[int]]) -> 
         ([1, 2, 3], [2, 2], r"adds up to 4, but INPUT_IDS holds 3"),
         ([1, -1], [2], "INPUT_IDS holds -1: .* between 0 and 99"),
         ([1, 100], [2], "INPUT_IDS holds 100: .* between 0 and 99"),
+        ([*[1] * 79, -1], [4] * 20, "INPUT_IDS holds -1: .* between 0 and 99"),
+        ([*[1] * 79, 100], [4] * 20, "INPUT_IDS holds 100: .* between 0 and 99"),
+        ([1] * 81, [*[4] * 19, 5], r"LENGTHS holds 5: the limit is 4"),
+        ([1] * 320, [*[4] * 79, 0, 4], r"LENGTHS holds 0"),
     ],
 )
 def test_refusals_name_tensor_value_and_limit(ids: list[int], lengths: list[int], named: str) -> None:
