@@ -122,6 +122,7 @@ class Request:
         outputs: the forms in which its vectors are wanted.
         spans: the parts of its sequences that have vectors; None: each sequence has one.
         tag: the sender's own, by which it knows the request in reports; not looked at here.
+        probe: whether it is a health check, beside which bulk work is still alone.
     """
 
     input_ids: Int32Array
@@ -138,6 +139,7 @@ class Request:
     outputs: Output = FLOAT
     spans: Spans | None = None
     tag: object = None
+    probe: bool = False
 
     num_packed: int = field(default=0, init=False)
     """Sequences already in a batch; advanced by the packer (engine thread)."""

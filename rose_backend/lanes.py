@@ -94,7 +94,7 @@ class LanedQueue:
         lane = self._lane_of(request)
         self._waiting[lane].append(request)
         self._tokens[lane] += num_tokens
-        if lane is Lane.ONLINE:
+        if lane is Lane.ONLINE and not request.probe:
             self._online_at = request.arrived
         return lane
 

@@ -17,7 +17,7 @@ DIRECTIONS = ("right", "left")
 """The sides from which a text that is too long may be cut."""
 _LANES = ("online", "bulk")
 _SCORING_ONLY = frozenset({"instruction", "raw_scores"})
-_SCORING = _SCORING_ONLY | {"truncate", "truncation_direction", "lane"}
+_SCORING = _SCORING_ONLY | {"truncate", "truncation_direction", "lane", "probe"}
 _OUTPUTS = ("float", "int8", "binary", "sparse", "token")
 _BIT_ORDERS = ("msb", "lsb")
 
@@ -41,6 +41,7 @@ class RequestOptions:
         outputs: the forms in which vectors are wanted, each once.
         late_chunking: pool each chunk among its document's tokens; None: where the checkpoint is trained for it.
         bit_order: the bit of a byte of `binary` that the first of its elements is in: `msb`, the highest, or `lsb`.
+        probe: a health check: bulk work that nothing else is beside still counts as alone.
     """
 
     prompt_name: str | None = None
@@ -57,6 +58,7 @@ class RequestOptions:
     outputs: tuple[str, ...] = ("float",)
     bit_order: str = "msb"
     late_chunking: bool | None = None
+    probe: bool = False
 
     @classmethod
     def read(cls, parameters: Callable[[], str], *, scoring: bool = False) -> RequestOptions:
@@ -107,6 +109,7 @@ class RequestOptions:
             outputs=_listed(values, "outputs", _OUTPUTS) or ("float",),
             bit_order=_choice(values, "bit_order", _BIT_ORDERS) or "msb",
             late_chunking=_flag(values, "late_chunking"),
+            probe=_flag(values, "probe") is True,
         )
         named = [n for n in ("prompt_name", "prompt", "input_type") if getattr(options, n) is not None]
         if len(named) > 1:

@@ -12,12 +12,14 @@ from rose_ensemble.triton_http import TritonHttp
 _EMBED_BODY = {
     "inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1, 1], "data": ["probe"]}],
     "outputs": [{"name": "EMBEDDING"}],
+    "parameters": {"probe": True},
 }
 _SCORE_BODY = {
     "inputs": [
         {"name": name, "datatype": "BYTES", "shape": [1, 1], "data": ["probe"]} for name in ("QUERY", "DOCUMENT")
     ],
     "outputs": [{"name": "LOGIT"}],
+    "parameters": {"probe": True},
 }
 _METRICS_SECONDS = 5.0
 

@@ -83,6 +83,12 @@ def test_the_parameter_lane_says_where_a_request_queues(
         embed(grpc_client, ["tea"], lane="express")
 
 
+def test_a_health_check_is_answered_as_others_are(grpc_client: grpcclient.InferenceServerClient) -> None:
+    assert np.array_equal(embed(grpc_client, ["tea"], probe=True).rows, embed(grpc_client, ["tea"]).rows)
+    with pytest.raises(InferenceServerException, match=r"probe.*'yes'"):
+        embed(grpc_client, ["tea"], probe="yes")
+
+
 def test_a_request_that_expires_in_the_queue_never_reaches_the_engine(
     server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
 ) -> None:

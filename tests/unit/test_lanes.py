@@ -117,6 +117,20 @@ def test_bulk_work_is_not_alone_while_an_online_request_waits() -> None:
     assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 4, 8, 4, 8, 16]
 
 
+def test_bulk_work_is_alone_beside_health_checks() -> None:
+    """They come every few seconds, day and night."""
+    clock = Clock()
+    queue = LanedQueue(DEFAULTS, TokenPacker(8, 100), clock, bulk=BULK)
+    for now in (100.0, 105.0, 110.0):
+        check = request(3)
+        check.arrived, check.probe = now, True
+        clock.now = now
+        queue.add(check, 0.0)
+        queue.take()
+        queue.add(request(*[4] * 4), 0.0)
+        assert [batch.num_tokens for batch in iter(queue.take, None)] == [16]
+
+
 def test_depth_counts_what_is_not_packed() -> None:
     queue = queue_of()
     queue.add(request(*[4] * 4), 0.0)

@@ -51,7 +51,7 @@ def test_answers(status: int, body: str, expected: Observation) -> None:
     ((path, posted),) = asked
     assert path == "/v2/models/a/infer"
     assert [tensor["name"] for tensor in posted["inputs"]] == ["TEXT"]
-    assert "parameters" not in posted
+    assert posted["parameters"] == {"probe": True}
 
 
 def test_a_reranker_is_asked_for_a_score() -> None:
@@ -65,6 +65,7 @@ def test_a_reranker_is_asked_for_a_score() -> None:
         assert probe(TritonHttp("127.0.0.1", port), "a", 30.0, scores=True).outcome is Outcome.ANSWERED
     assert [tensor["name"] for tensor in asked[0]["inputs"]] == ["QUERY", "DOCUMENT"]
     assert asked[0]["outputs"] == [{"name": "LOGIT"}]
+    assert asked[0]["parameters"] == {"probe": True}
 
 
 def test_silence_is_busy() -> None:

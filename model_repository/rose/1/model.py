@@ -112,6 +112,7 @@ class TritonPythonModel:
             rescale=options.renormalize,
             fields=work.fields,
             spans=work.spans,
+            probe=options.probe,
         )
         if options.outputs != ("float",):
             queued.outputs = forms_of(options.outputs, self._outputs.head)
