@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,7 +25,6 @@ from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
 from rose_ensemble.outputs import OutputRules, Tensors, embedding_of, forms_of, tensors_of
-from rose_ensemble.reply_tray import ReplyTray
 from rose_ensemble.scores import score_tensors
 from rose_ensemble.tracing import open_tracing
 from rose_ensemble.work import NO_STAMP, Work
@@ -65,14 +63,13 @@ class TritonPythonModel:
         self._book.start()
         keep_loaded()
 
-    def execute(self, requests: list[Any]) -> list[Any] | None:
-        """Queue every request; what is not answered at once is by the completer, later."""
+    def execute(self, requests: list[Any]) -> None:
+        """Queue every request; the completer answers later, so nothing is returned."""
         good: list[tuple[Request, Any]] = []
-        tray = ReplyTray(len(requests))
-        for place, request in enumerate(requests):
+        for request in requests:
             sender = request.get_response_sender()
             try:
-                good.append((self._read(request, sender, partial(tray.put, place)), sender))
+                good.append((self._read(request, sender), sender))
             except RoseError as error:
                 self._metrics.refused(error)
                 _send_error(sender, error)
@@ -80,10 +77,7 @@ class TritonPythonModel:
         for outcome, (_, sender) in zip(outcomes, good, strict=True):
             if outcome is not None:
                 _send_error(sender, outcome)
-        answered = tray.take()
-        if answered is None:
-            self._instance.hold_back(self._service, self._board)
-        return answered
+        self._instance.hold_back(self._service, self._board)
 
     def finalize(self) -> None:
         """Answer what was accepted, then stop."""
@@ -93,7 +87,7 @@ class TritonPythonModel:
         self._book.stop()
         self._engine.close()
 
-    def _read(self, request: Any, sender: Any, put: Callable[[Any], bool]) -> Request:
+    def _read(self, request: Any, sender: Any) -> Request:
         scoring = self._instance.config.score
         options = RequestOptions.read(request.parameters, scoring=scoring is not None)
         dims = self._instance.matryoshka.wanted(options.dimensions)
@@ -104,7 +98,7 @@ class TritonPythonModel:
         queued = Request(
             work.input_ids,
             work.lengths,
-            partial(_answer, sender, put, tensors),
+            partial(_answer, sender, tensors),
             normalize=self._normalize if options.normalize is None else options.normalize,
             lane=None if options.lane is None else Lane(options.lane),
             is_cancelled=sender.is_cancelled,
@@ -120,7 +114,7 @@ class TritonPythonModel:
             lsb_first = options.bit_order == "lsb"
             tokens = self._outputs.head.tokens
             tensors = partial(tensors_of, queued, shape=work.shape, tokens=tokens, lsb_first=lsb_first)
-            queued.reply = partial(_answer, sender, put, tensors)
+            queued.reply = partial(_answer, sender, tensors)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
         if self._traced is not None:
@@ -131,13 +125,12 @@ class TritonPythonModel:
         return queued
 
 
-def _answer(sender: Any, put: Callable[[Any], bool], tensors: Tensors, outcome: Results | RoseError) -> None:
+def _answer(sender: Any, tensors: Tensors, outcome: Results | RoseError) -> None:
     if isinstance(outcome, RoseError):
         _send_error(sender, outcome)
         return
     response = pb_utils.InferenceResponse([pb_utils.Tensor(name, values) for name, values in tensors(outcome)])
-    if not put(response):
-        sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _send_error(sender: Any, error: RoseError) -> None:
