@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 from rich.console import Console
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+_AGAIN_SECONDS = 0.05
 
 
 def fail(message: str) -> NoReturn:
@@ -39,8 +47,17 @@ def sigterm_unwinds() -> Iterator[None]:
     def leave(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 (signature of a handler)
         raise SystemExit(128 + signum)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    def swallowed(unraisable: UnraisableHookArgs) -> None:
+        """Python drops what is raised in a destructor or a callback of its own, as importing has them: try again."""
+        if isinstance(unraisable.exc_value, SystemExit):
+            Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        else:
+            hook(unraisable)
+
+    previous, hook = signal.signal(signal.SIGTERM, leave), sys.unraisablehook
+    sys.unraisablehook = swallowed
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,76 @@
+"""SIGTERM ends a command wherever it arrives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from rose_client.cli.console import sigterm_unwinds
+
+
+class Watched:
+    """Can be referred to weakly."""
+
+
+class SignalsAsItGoes:
+    """Is told to end while it is being freed, where Python drops whatever is raised."""
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+
+
+def free_watched() -> None:
+    """As importing does: a callback of a weak reference, and the signal comes while it runs."""
+    watched = Watched()
+    reference = weakref.ref(watched, lambda _: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.01)))
+    del watched
+    assert reference() is None
+
+
+def free_destructor() -> None:
+    made = SignalsAsItGoes()
+    del made
+
+
+def at_once() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def command(moment: Callable[[], None], cleaned: list[str]) -> None:
+    with sigterm_unwinds():
+        try:
+            moment()
+            time.sleep(30)
+        finally:
+            cleaned.append("what was started")
+
+
+@pytest.mark.parametrize("moment", [at_once, free_watched, free_destructor])
+def test_sigterm_unwinds_the_stack(moment: Callable[[], None]) -> None:
+    cleaned: list[str] = []
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        command(moment, cleaned)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert cleaned == ["what was started"]
+    assert time.monotonic() - began < 10
+
+
+def test_what_others_drop_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: dropped.append(str(unraisable.exc_value)))
+
+    class Faulty:
+        def __del__(self) -> None:
+            raise ValueError("of its own")
+
+    with sigterm_unwinds():
+        made = Faulty()
+        del made
+    assert dropped == ["of its own"]
