@@ -314,7 +314,7 @@ class RoseService:
         else:
             if self._may_complete(batch, rows, borrowed):
                 # Others may wait for this thread, and nobody for the metrics.
-                self._launched.put(self._complete(batch, rows, len(batch.segments) if borrowed else 1))
+                self._launched.put(self._complete(batch, rows, most_here=1))
             else:
                 self._launched.put(_Launched(batch, rows))
 

@@ -125,6 +125,24 @@ def test_the_calling_thread_launches_what_it_brought(at_once: bool) -> None:
     assert (me in replies.threads) == at_once  # values that are there are sent by whoever has them
 
 
+def test_a_slow_receiver_does_not_hold_up_the_others() -> None:
+    """Each answer waits for its receipt, and the calling thread has more to bring."""
+    engine = WatchedEngine()
+    second_answered, waited = threading.Event(), list[bool]()
+    one = np.ones(1, np.int32)
+    with serving(engine) as service:
+        wait_until_idle(service)
+        service.submit_all(
+            [
+                Request(one, one, lambda _: waited.append(second_answered.wait(10))),
+                Request(one, one, lambda _: second_answered.set()),
+            ],
+            launch=True,
+        )
+    assert [thread for thread, _ in engine.steps] == [threading.current_thread().name]
+    assert waited == [True]
+
+
 def test_nobody_launches_who_did_not_offer_to() -> None:
     engine, replies = WatchedEngine(), Replies()
     with serving(engine) as service:
