@@ -62,13 +62,14 @@ def test_sigterm_unwinds_the_stack(moment: Callable[[], None]) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_what_others_drop_is_still_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [ValueError("of its own"), SystemExit("of its own")])
+def test_what_others_drop_is_still_reported(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     dropped: list[str] = []
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: dropped.append(str(unraisable.exc_value)))
 
     class Faulty:
         def __del__(self) -> None:
-            raise ValueError("of its own")
+            raise fault
 
     with sigterm_unwinds():
         made = Faulty()

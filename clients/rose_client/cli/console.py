@@ -49,7 +49,7 @@ def sigterm_unwinds() -> Iterator[None]:
 
     def swallowed(unraisable: UnraisableHookArgs) -> None:
         """Python drops what is raised in a destructor or a callback of its own, as importing has them: try again."""
-        if isinstance(unraisable.exc_value, SystemExit):
+        if isinstance(unraisable.exc_value, SystemExit) and unraisable.exc_value.code == 128 + signal.SIGTERM:
             Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM)).start()
         else:
             hook(unraisable)
