@@ -235,6 +235,7 @@ class EngineConfig:
         graphs: capture limits.
         allow_unsafe_dtype: whether float16 may be asked for of a family whose numbers are known to leave its range.
         score: of a reranker, whose vectors have one element, the logit; then `head` is not looked at.
+        cpu_threads: that compute on a CPU; None: as many as torch would use.
 
     Raises:
         CheckpointError: a limit is not positive.
@@ -251,9 +252,10 @@ class EngineConfig:
     graphs: GraphConfig = GraphConfig()
     allow_unsafe_dtype: bool = False
     score: ScoreConfig | None = None
+    cpu_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "max_sequences", "token_budget"):
+        for name in ("max_length", "max_sequences", "token_budget", "cpu_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise CheckpointError(f"{name} is {value}: it must be at least 1")

@@ -13,6 +13,7 @@ from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
+from rose_backend.openmp import Team
 from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
@@ -24,11 +25,13 @@ class CpuRunner:
         self._model = model
         self._head = head
         self._ops = TorchOps()
+        self._team = Team()
         self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> LazyTensor:
         """See `Runner`."""
+        self._team.use()
         cu_seqlens = torch.from_numpy(batch.cu_seqlens)
         attends = Attentions.open(self._backends, RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
         attends.plan(cu_seqlens)
@@ -54,6 +57,10 @@ class CpuRunner:
     def idle(self) -> bool:
         """See `Runner`."""
         return False
+
+    def leave(self) -> None:
+        """See `Runner`."""
+        self._team.give_back()
 
     def close(self) -> None:
         """See `Runner`."""

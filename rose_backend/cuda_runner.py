@@ -141,6 +141,9 @@ class CudaRunner:
         self._recorder.forget_pool()
         torch.cuda.empty_cache()
 
+    def leave(self) -> None:
+        """See `Runner`: threads have nothing of their own here."""
+
     def idle(self) -> bool:
         """See `Runner`: record a bucket that was hot before the last restart, covers many, or is hot now."""
         self._own_stream()  # what is recorded may be kept now, and another freed: that waits for the stream

@@ -85,6 +85,10 @@ class RoseEngine:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
         return self.runner.idle()
 
+    def leave(self) -> None:
+        """The calling thread will not step soon: another does. Unlike all else, this may be called while that steps."""
+        self.runner.leave()
+
     def close(self) -> None:
         """Free what the device holds, once no step is under way or to come."""
         self.runner.close()
@@ -131,6 +135,8 @@ def _head(config: EngineConfig, model: RaggedModel, device: torch.device) -> Hea
 def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, Budgets]:
     """A runner whose kernels have all run, and the token budgets."""
     if device.type == "cpu":
+        if config.cpu_threads is not None:
+            torch.set_num_threads(config.cpu_threads)
         cpu_runner = CpuRunner(model, head)
         return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)
     from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch

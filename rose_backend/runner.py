@@ -22,5 +22,8 @@ class Runner(Protocol):
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
 
+    def leave(self) -> None:
+        """The calling thread will not run anything soon: another does."""
+
     def close(self) -> None:
         """Free what the device holds."""

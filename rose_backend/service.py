@@ -59,6 +59,9 @@ class Engine(Protocol):
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
 
+    def leave(self) -> None:
+        """The calling thread will not step soon: another does, perhaps right now."""
+
 
 @dataclass(frozen=True)
 class _Launched:
@@ -118,6 +121,7 @@ class RoseService:
         self._closing = False
         self._hungry = False  # whether the engine thread waits for work
         self._lent = False  # whether another thread has the engine meanwhile
+        self._was_lent = False  # whether it had, since the engine thread last looked
         self._told = Depth(0, 0)
         self._launched: queue.SimpleQueue[_Launched | Dropped | _Counts | None] = queue.SimpleQueue()
         self._answerers = Answerers()
@@ -159,6 +163,8 @@ class RoseService:
                     self._tell()
         if batch is not None:
             self._launch_borrowed(batch)
+        elif launch:
+            self._engine.leave()
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
@@ -189,7 +195,7 @@ class RoseService:
             raise
         finally:
             with self._arrived:
-                self._lent = False
+                self._lent, self._was_lent = False, True
                 self._returned.notify()
                 self._arrived.notify()  # there may be more; if not, the engine thread is to know that it is not quiet
 
@@ -251,7 +257,7 @@ class RoseService:
             with self._arrived:
                 self._wait_for_room()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
-                batch = None if hold else self._queue.take()
+                batch, leaves = None if hold else self._queue.take(), False
                 dropped = self._pass_on_dropped()
                 if batch is not None or dropped:
                     self._packed.notify_all()
@@ -261,12 +267,16 @@ class RoseService:
                 elif hold:
                     self._finished.wait(hold)
                     continue
+                elif self._was_lent:
+                    self._was_lent, leaves = False, True
                 elif self._wait_for_work(_QUIET_SECONDS if idling else None):
                     idling = True
                     continue
             if batch is not None:
                 return batch
-            if not dropped:
+            if leaves:
+                self._engine.leave()
+            elif not dropped:
                 idling = self._idle()
 
     def _pass_on_dropped(self) -> bool:

@@ -11,6 +11,7 @@ from rose_backend.core import Lane
 from rose_backend.queue_board import QueueBoard
 from rose_backend.service import RoseService
 from rose_ensemble.checkpoint import read_checkpoint
+from rose_ensemble.cores import engine_threads
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.devices import resolve_device
 from rose_ensemble.engine_settings import EngineSettings
@@ -51,6 +52,7 @@ class EngineInstance:
         parameters = {key: value["string_value"] for key, value in model_config["parameters"].items()}
         settings = EngineSettings.of(parameters)
         checkpoint = read_checkpoint(resolve_checkpoint(parameters["checkpoint"]))
+        count = len(model_config["instance_group"])
         config = EngineConfig(
             checkpoint=checkpoint.folder,
             max_length=checkpoint.max_length,
@@ -60,9 +62,9 @@ class EngineInstance:
             dtype=settings.dtype,
             attention=settings.attention,
             score=None if checkpoint.scoring is None else checkpoint.scoring.config,
+            cpu_threads=engine_threads(count),
         )
         queue = QueueConfig(settings.max_queued_tokens, settings.max_queued_requests, settings.lanes == "auto")
-        count = len(model_config["instance_group"])
         matryoshka = checkpoint.matryoshka.told(settings.matryoshka)
         outputs = frozenset(output["name"] for output in model_config["output"])
         return cls(index_of_instance(instance_name), count, config, queue, matryoshka, outputs)

@@ -46,6 +46,7 @@ class WatchedEngine:
         self.at_once = at_once
         self.steps: list[tuple[str, list[int]]] = []
         self.idles = 0
+        self.left: list[str] = []
         self.clashes = 0
         self.wrong = -1  # a step with this id fails
         self.before: Callable[[], object] = lambda: None
@@ -70,6 +71,9 @@ class WatchedEngine:
             if self.wrong in batch.input_ids:
                 raise RuntimeError("a made-up fault")
             return EchoRows(batch, self.computed, at_once=self.at_once)
+
+    def leave(self) -> None:
+        self.left.append(threading.current_thread().name)
 
     def idle(self) -> bool:
         with self._alone():
@@ -372,3 +376,42 @@ def test_many_at_once_are_all_answered_once_and_nobody_clashes() -> None:
     assert all(len(found) == 1 for found in replies.found.values())
     assert [number for number, [found] in replies.found.items() if isinstance(found, RoseError)] == [13]
     assert len({thread for thread, _ in engine.steps}) > 1
+
+
+def test_who_does_not_step_leaves_the_engine() -> None:
+    """On a CPU each has a team of threads, and two of them slow one another down."""
+    engine, replies = WatchedEngine(), Replies()
+    me = threading.current_thread().name
+    with serving(engine) as service:
+        wait_until_idle(service)
+        service.submit_all([replies.request(1)], launch=True)
+        wait_until(lambda: engine.left == ["rose-engine"], "the engine thread leaves, since another stepped")
+        wait_until_idle(service)
+        service.submit_all([replies.request(2)], launch=True)
+        wait_until(lambda: engine.left == ["rose-engine"] * 2, "and again")
+        wait_until_idle(service)
+        large = list(range(10, 300))
+        service.submit_all([replies.request(*large)], launch=True)  # too many tokens to be lent
+        assert engine.left[2:] == [me]
+        service.submit_all([replies.request(3)])  # no launch offered: not a thread that ever steps
+        wait_until(lambda: len(replies.found) == 4, "all are answered")
+        assert engine.left[3:] == []
+
+
+def test_an_engine_thread_with_work_does_not_leave() -> None:
+    engine, replies = WatchedEngine(), Replies()
+    left_before: list[int] = []
+    with serving(engine) as service:
+        wait_until_idle(service)
+
+        def meanwhile() -> None:
+            left_before.append(len(engine.left))
+            if len(left_before) == 1:
+                service.submit(replies.request(2))
+
+        engine.before = meanwhile
+        service.submit_all([replies.request(1)], launch=True)
+        wait_until(lambda: len(replies.found) == 2, "both are answered")
+        assert [name for name, _ in engine.steps][1] == "rose-engine"
+        assert left_before == [0, 0]
+        wait_until(lambda: engine.left == ["rose-engine"], "it leaves when it has nothing more to do")

@@ -42,6 +42,9 @@ class MadeUpEngine:
     def __init__(self, step: Callable[[Batch], Rows]) -> None:
         self.step = step
 
+    def leave(self) -> None:
+        pass
+
     def idle(self) -> bool:
         return False
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rose_ensemble.cores import share_cores
+from rose_ensemble.cores import engine_threads, share_cores
 
 
 @pytest.mark.parametrize(("cores", "processes", "threads"), [(16, 4, 4), (2, 1, 2), (2, 4, 1), (7, 2, 3)])
@@ -39,3 +39,19 @@ def test_the_library_obeys_though_it_was_imported_before() -> None:
     environment = {key: value for key, value in os.environ.items() if key != "RAYON_NUM_THREADS"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("cores", "engines", "threads"), [(16, 1, 14), (16, 2, 7), (2, 1, 2), (2, 2, 1), (7, 1, 7), (8, 1, 7), (2, 4, 1)]
+)
+def test_engines_leave_an_eighth_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int, engines: int, threads: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert engine_threads(engines) == threads
+
+
+def test_how_many_threads_an_engine_has_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert engine_threads(1) is None

@@ -59,6 +59,7 @@ class FaultyEngine:
         self._engine = engine
         self.fault = fault
         self.idle = engine.idle
+        self.leave = engine.leave
         self.go = threading.Event()
         self.entered = threading.Event()
         self.batches: list[Batch] = []
