@@ -21,6 +21,8 @@ from rose_backend.staging import DeviceInputs
 class CpuRunner:
     """See `Runner`."""
 
+    has_teams = True
+
     def __init__(self, model: RaggedModel, head: Head) -> None:
         self._model = model
         self._head = head

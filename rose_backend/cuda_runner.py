@@ -141,6 +141,8 @@ class CudaRunner:
         self._recorder.forget_pool()
         torch.cuda.empty_cache()
 
+    has_teams = False
+
     def leave(self) -> None:
         """See `Runner`: threads have nothing of their own here."""
 

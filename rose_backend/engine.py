@@ -85,6 +85,11 @@ class RoseEngine:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
         return self.runner.idle()
 
+    @property
+    def has_teams(self) -> bool:
+        """See `Runner`."""
+        return self.runner.has_teams
+
     def leave(self) -> None:
         """The calling thread will not step soon: another does. Unlike all else, this may be called while that steps."""
         self.runner.leave()

@@ -22,6 +22,9 @@ class Runner(Protocol):
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
 
+    has_teams: bool
+    """Whether each thread that runs batches has threads of its own for it, until it leaves."""
+
     def leave(self) -> None:
         """The calling thread will not run anything soon: another does."""
 

@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _DEFAULTS = QueueConfig()
 _QUIET_SECONDS = 0.1  # without a request, before the engine thread does anything else
 _HAND_OVER_SECONDS = 0.0005  # for the engine thread to take what has come
+_LENDABLE_IN_A_ROW = 100  # batches, before the engine passes between threads with teams: that costs tens of ms
 _LENT_TOKENS = 128  # of a batch that whoever brought it may launch: it cannot bring more until that is done
 _BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being answered
 
@@ -58,6 +59,10 @@ class Engine(Protocol):
 
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
+
+    @property
+    def has_teams(self) -> bool:
+        """Whether each thread that steps has threads of its own for it, until it leaves: to alternate costs."""
 
     def leave(self) -> None:
         """The calling thread will not step soon: another does, perhaps right now."""
@@ -122,6 +127,7 @@ class RoseService:
         self._hungry = False  # whether the engine thread waits for work
         self._lent = False  # whether another thread has the engine meanwhile
         self._was_lent = False  # whether it had, since the engine thread last looked
+        self._lendable = _LENDABLE_IN_A_ROW  # batches in a row
         self._told = Depth(0, 0)
         self._launched: queue.SimpleQueue[_Launched | Dropped | _Counts | None] = queue.SimpleQueue()
         self._answerers = Answerers()
@@ -173,8 +179,13 @@ class RoseService:
     def _borrow(self) -> Batch | None:
         """Take the engine and the batch that its thread would be woken for, if that is a small one."""
         depth = self._queue.depth()
-        idle = self._hungry and not self._lent and not self._pacer.num_under_way
-        if not idle or not depth.requests or depth.tokens > _LENT_TOKENS:
+        if self._pacer.num_under_way or depth.tokens > _LENT_TOKENS:
+            self._lendable = 0
+            return None
+        if not depth.requests or not self._hungry or self._lent:
+            return None
+        self._lendable += 1
+        if self._engine.has_teams and self._lendable < _LENDABLE_IN_A_ROW:
             return None
         batch = self._queue.take()
         self._pass_on_dropped()

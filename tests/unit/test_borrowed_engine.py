@@ -42,8 +42,9 @@ class EchoRows:
 class WatchedEngine:
     """Notes which thread ran what, and whether another was there at the time."""
 
-    def __init__(self, *, at_once: bool = True) -> None:
+    def __init__(self, *, at_once: bool = True, has_teams: bool = False) -> None:
         self.at_once = at_once
+        self.has_teams = has_teams
         self.steps: list[tuple[str, list[int]]] = []
         self.idles = 0
         self.left: list[str] = []
@@ -415,3 +416,36 @@ def test_an_engine_thread_with_work_does_not_leave() -> None:
         assert [name for name, _ in engine.steps][1] == "rose-engine"
         assert left_before == [0, 0]
         wait_until(lambda: engine.left == ["rose-engine"], "it leaves when it has nothing more to do")
+
+
+def test_an_engine_with_teams_seldom_passes_between_threads() -> None:
+    """It begins with the calling thread, which loaded it; whoever has it keeps it for a while."""
+    engine, replies = WatchedEngine(has_teams=True), Replies()
+    me = threading.current_thread().name
+    large = list(range(1000, 1200))
+    with serving(engine) as service:
+
+        def ask(*ids: int) -> str:
+            wait_until_idle(service)
+            service.submit_all([replies.request(*ids)], launch=True)
+            wait_until(lambda: ids[0] in replies.found, "it is answered")
+            return engine.steps[-1][0]
+
+        assert [ask(number) for number in range(1, 4)] == [me] * 3
+        assert ask(*large) == "rose-engine"
+        assert engine.left.count(me) == 1
+        names = [ask(number) for number in range(10, 120)]
+        assert names == ["rose-engine"] * 99 + [me] * 11
+        assert engine.left.count("rose-engine") >= 1
+        assert engine.clashes == 0
+
+
+def test_an_engine_without_teams_is_lent_at_once() -> None:
+    engine, replies = WatchedEngine(), Replies()
+    me = threading.current_thread().name
+    with serving(engine) as service:
+        for number, ids in enumerate(([1], list(range(1000, 1200)), [2])):
+            wait_until_idle(service)
+            service.submit_all([replies.request(*ids)], launch=True)
+            wait_until(lambda: len(replies.found) == number + 1, "it is answered")  # noqa: B023
+        assert [name for name, _ in engine.steps] == [me, "rose-engine", me]

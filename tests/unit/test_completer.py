@@ -39,6 +39,8 @@ class MadeUp:
 class MadeUpEngine:
     """Calls `step` with each batch."""
 
+    has_teams = False
+
     def __init__(self, step: Callable[[Batch], Rows]) -> None:
         self.step = step
 

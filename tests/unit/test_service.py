@@ -60,6 +60,7 @@ class FaultyEngine:
         self.fault = fault
         self.idle = engine.idle
         self.leave = engine.leave
+        self.has_teams = engine.has_teams
         self.go = threading.Event()
         self.entered = threading.Event()
         self.batches: list[Batch] = []
