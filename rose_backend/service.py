@@ -125,6 +125,7 @@ class RoseService:
         self._returned = threading.Condition(lock)
         self._closing = False
         self._hungry = False  # whether the engine thread waits for work
+        self._busy = False  # whether it has a batch, or uses the engine for anything else
         self._lent = False  # whether another thread has the engine meanwhile
         self._was_lent = False  # whether it had, since the engine thread last looked
         self._lendable = _LENDABLE_IN_A_ROW  # batches in a row
@@ -163,13 +164,14 @@ class RoseService:
                 if outcomes[index] is None:
                     outcomes[index] = self._enqueue(request)
             batch = self._borrow() if launch else None
+            passed_on = launch and batch is None and None in outcomes
             if batch is None:
                 self._arrived.notify()
                 if not self._handed_over():
                     self._tell()
         if batch is not None:
             self._launch_borrowed(batch)
-        elif launch:
+        elif passed_on:
             self._engine.leave()
         for outcome in outcomes:
             if outcome is not None:
@@ -182,7 +184,7 @@ class RoseService:
         if self._pacer.num_under_way or depth.tokens > _LENT_TOKENS:
             self._lendable = 0
             return None
-        if not depth.requests or not self._hungry or self._lent:
+        if not depth.requests or self._busy or self._lent:
             return None
         self._lendable += 1
         if self._engine.has_teams and self._lendable < _LENDABLE_IN_A_ROW:
@@ -266,7 +268,10 @@ class RoseService:
         idling = True
         while True:
             with self._arrived:
+                self._busy = False
                 self._wait_for_room()
+                while self._lent:
+                    self._returned.wait()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch, leaves = None if hold else self._queue.take(), False
                 dropped = self._pass_on_dropped()
@@ -283,6 +288,7 @@ class RoseService:
                 elif self._wait_for_work(_QUIET_SECONDS if idling else None):
                     idling = True
                     continue
+                self._busy = batch is not None or not (leaves or dropped)
             if batch is not None:
                 return batch
             if leaves:

@@ -48,6 +48,7 @@ class WatchedEngine:
         self.steps: list[tuple[str, list[int]]] = []
         self.idles = 0
         self.left: list[str] = []
+        self.leave_seconds = 0.0
         self.clashes = 0
         self.wrong = -1  # a step with this id fails
         self.before: Callable[[], object] = lambda: None
@@ -75,6 +76,7 @@ class WatchedEngine:
 
     def leave(self) -> None:
         self.left.append(threading.current_thread().name)
+        time.sleep(self.leave_seconds)
 
     def idle(self) -> bool:
         with self._alone():
@@ -449,3 +451,28 @@ def test_an_engine_without_teams_is_lent_at_once() -> None:
             service.submit_all([replies.request(*ids)], launch=True)
             wait_until(lambda: len(replies.found) == number + 1, "it is answered")  # noqa: B023
         assert [name for name, _ in engine.steps] == [me, "rose-engine", me]
+
+
+@pytest.mark.parametrize("has_teams", [True, False])
+def test_an_engine_thread_that_is_only_awake_is_not_waited_for(has_teams: bool) -> None:
+    """It is after each borrowed step, to look for more: whoever comes back at once may launch again."""
+    engine, replies = WatchedEngine(has_teams=has_teams), Replies()
+    engine.leave_seconds = 0.002
+    me = threading.current_thread().name
+    with serving(engine) as service:
+        wait_until_idle(service)
+        for number in range(1, 200):
+            service.submit_all([replies.request(number)], launch=True)
+            wait_until(lambda: number in replies.found, "it is answered")  # noqa: B023
+    assert {name for name, _ in engine.steps} == {me}
+    assert engine.clashes == 0
+    assert me not in engine.left
+
+
+def test_who_is_refused_passes_nothing_on() -> None:
+    engine, replies = WatchedEngine(has_teams=True), Replies()
+    with serving(engine) as service:
+        wait_until_idle(service)
+        [error] = service.submit_all([replies.request(200_000)], launch=True)  # beyond the vocabulary
+        assert error is not None
+        assert engine.left == []
