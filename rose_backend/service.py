@@ -1,4 +1,4 @@
-"""Queue, engine thread and completer: Engine and Packer as one object with `submit` and `close`.
+"""Queue and engine thread, with a completer behind them: Engine and Packer as one object with `submit` and `close`.
 
 The engine thread packs and launches batch N+1 while the completer waits for batch N and answers its requests.
 """
@@ -6,22 +6,18 @@ The engine thread packs and launches batch N+1 while the completer waits for bat
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from rose_backend.admission import Limits
-from rose_backend.answering import Answer, Answerers
+from rose_backend.completer import Completer, Rows
 from rose_backend.config import QueueConfig
-from rose_backend.core import OF_TOKENS, Batch, Lane, Outcome, Request, Results, Segment
+from rose_backend.core import Batch, Lane, Outcome, Request
 from rose_backend.errors import EngineError, RoseError, UnavailableError
 from rose_backend.lanes import BulkPackers, Depth, Dropped, LanedQueue
-from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
+from rose_backend.metrics import MetricsSink
 from rose_backend.pacing import Pacer
 from rose_backend.packer import TokenPacker
 
@@ -33,22 +29,6 @@ _HAND_OVER_SECONDS = 0.0005  # for the engine thread to take what has come
 _LENDABLE_IN_A_ROW = 100  # batches, before the engine passes between threads with teams: that costs tens of ms
 _LENT_TOKENS = 128  # of a batch that whoever brought it may launch: it cannot bring more until that is done
 _BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being answered
-
-
-class Rows(Protocol):
-    """What a step returns: see `LazyTensor`."""
-
-    padding: int
-    replayed: bool
-    at_once: bool
-    """Whether the values were there when the step returned."""
-
-    @property
-    def copy_seconds(self) -> float:
-        """How long the copy to the host took; known once `results` has returned."""
-
-    def results(self) -> Results:
-        """Wait for and return the batch's vectors, in batch order, in the forms that it wants."""
 
 
 class Engine(Protocol):
@@ -68,24 +48,8 @@ class Engine(Protocol):
         """The calling thread will not step soon: another does, perhaps right now."""
 
 
-@dataclass(frozen=True)
-class _Launched:
-    """A batch on its way."""
-
-    batch: Batch
-    rows: Rows
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """What the metrics are still to be told."""
-
-    requests: list[RequestReport]
-    batch: BatchReport | None
-
-
 class RoseService:
-    """Owns the queue and the two threads.
+    """Owns the queue, the engine thread and the completer.
 
     Every request that `submit` accepts is answered exactly once, through its `reply`, also when a step fails
     and when the service closes.
@@ -130,12 +94,9 @@ class RoseService:
         self._was_lent = False  # whether it had, since the engine thread last looked
         self._lendable = _LENDABLE_IN_A_ROW  # batches in a row
         self._told = Depth(0, 0)
-        self._launched: queue.SimpleQueue[_Launched | Dropped | _Counts | None] = queue.SimpleQueue()
-        self._answerers = Answerers()
+        self._completer = Completer(metrics, self._batch_finished)
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
-        self._completer_thread = threading.Thread(target=self._complete_batches, name="rose-completer")
         self._engine_thread.start()
-        self._completer_thread.start()
 
     def submit(self, request: Request) -> None:
         """Queue a request; its `reply` is called later from another thread.
@@ -204,7 +165,7 @@ class RoseService:
         except BaseException as cause:  # an interrupt of this thread, say; the engine goes on without it
             error = EngineError(f"the step was broken off: {cause!r}")
             for segment in batch.segments:  # some may have their answer: they will not get another
-                self._launched.put(Dropped(segment.request, error, Outcome.FAILED))
+                self._completer.drop(Dropped(segment.request, error, Outcome.FAILED))
             raise
         finally:
             with self._arrived:
@@ -242,8 +203,7 @@ class RoseService:
             self._closing = True
             self._arrived.notify()
         self._engine_thread.join()
-        self._completer_thread.join()
-        self._answerers.close()
+        self._completer.close()
 
     def _tell(self) -> None:
         self._told = self._queue.depth()
@@ -261,7 +221,6 @@ class RoseService:
     def _launch_batches(self) -> None:
         while (batch := self._next_batch()) is not None:
             self._launch(batch)
-        self._launched.put(None)
 
     def _next_batch(self) -> Batch | None:
         """Wait for work; None once the service is closing and the queue is empty."""
@@ -300,7 +259,7 @@ class RoseService:
         """Have those answered that left the queue unpacked; whether there are any."""
         dropped = self._queue.take_dropped()
         for item in dropped:
-            self._launched.put(item)
+            self._completer.drop(item)
         return bool(dropped)
 
     def _wait_for_room(self) -> None:
@@ -315,6 +274,14 @@ class RoseService:
         while self._lent:
             came = self._returned.wait()
         return came
+
+    def _batch_finished(self) -> tuple[float, float]:
+        """Note it; `time.monotonic()` now, and the seconds that the device had the batch."""
+        with self._arrived:
+            now = time.monotonic()
+            seconds = self._pacer.finished(now)
+            self._finished.notify()
+        return now, seconds
 
     def _idle(self) -> bool:
         try:
@@ -340,10 +307,9 @@ class RoseService:
             raise
         else:
             if self._may_complete(batch, rows, borrowed):
-                # Others may wait for this thread, and nobody for the metrics.
-                self._launched.put(self._complete(batch, rows, most_here=1))
+                self._completer.complete_here(batch, rows)
             else:
-                self._launched.put(_Launched(batch, rows))
+                self._completer.complete(batch, rows)
 
     def _may_complete(self, batch: Batch, rows: Rows, borrowed: bool) -> bool:
         """Whether nothing is lost if this thread answers itself: to wake another for that takes a while."""
@@ -360,105 +326,7 @@ class RoseService:
         logger.warning("step failed", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
         if len(batch.segments) == 1:
             request = batch.segments[0].request
-            self._launched.put(Dropped(request, EngineError(f"the step failed: {cause!r}"), Outcome.FAILED))
+            self._completer.drop(Dropped(request, EngineError(f"the step failed: {cause!r}"), Outcome.FAILED))
             return
         for segment in batch.segments:
             self._launch(Batch.of((segment,)))
-
-    def _complete_batches(self) -> None:
-        while (item := self._launched.get()) is not None:
-            most_here = 1 if self._launched.empty() else 0
-            if isinstance(item, Dropped):
-                item = _Counts(self._deliver(self._settle(item.request, item.error), item.outcome, most_here), None)
-            elif isinstance(item, _Launched):
-                item = self._complete(item.batch, item.rows, most_here)
-            if item.requests:
-                self._metrics.requests_done(item.requests)
-            if item.batch is not None:
-                self._metrics.batch_done(item.batch)
-
-    def _complete(self, batch: Batch, rows: Rows, most_here: int) -> _Counts:
-        """Answer a batch's requests, up to a number of them from this thread."""
-        try:
-            results, report = self._wait_for(batch, rows)
-            answers = self._hand_out(batch, results)
-        except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
-            logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
-            error = EngineError(f"the device failed: {cause!r}")
-            lost = [answer for segment in batch.segments for answer in self._settle(segment.request, error)]
-            return _Counts(self._deliver(lost, Outcome.FAILED, most_here), None)
-        return _Counts(self._deliver(answers, Outcome.SERVED, most_here), report)
-
-    def _deliver(self, answers: list[Answer], outcome: Outcome, most_here: int) -> list[RequestReport]:
-        """Send answers, if they are few from here, and say what there is to count."""
-        now = time.monotonic()
-        if len(answers) <= most_here:
-            for answer in answers:
-                answer.send()
-        else:
-            self._answerers.deliver(answers)
-        return [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
-
-    def _wait_for(self, batch: Batch, rows: Rows) -> tuple[Results, BatchReport]:
-        try:
-            results = rows.results()
-        finally:
-            with self._arrived:
-                now = time.monotonic()
-                seconds = self._pacer.finished(now)
-                self._finished.notify()
-        return results, BatchReport(batch, seconds, rows.copy_seconds, rows.padding, rows.replayed, now)
-
-    def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
-        """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""
-        lone = batch.segments[0].request
-        if len(batch.order) == 1 == lone.num_sequences and not batch.keeps_tokens:
-            if any([len(values) != 1 for values in vectors.values()]):  # noqa: C419 (a list is quicker)
-                raise ValueError("a step of one sequence returned another number of rows")
-            return self._settle(lone, vectors)
-        unsorted = {}
-        for form, values in vectors.items():
-            unsorted[form] = np.empty_like(values)
-            unsorted[form][batch.token_order if form in OF_TOKENS else batch.order] = values
-        of_tokens = OF_TOKENS.intersection(unsorted)
-        first, first_token = 0, 0
-        whole: list[tuple[Request, Results]] = []
-        for segment in batch.segments:
-            rows = segment.rows
-            stop = first + rows.stop - rows.start
-            results = {form: values[first:stop] for form, values in unsorted.items()}
-            if of_tokens:
-                stop_token = first_token + len(segment.input_ids)
-                results |= {form: unsorted[form][first_token:stop_token] for form in of_tokens}
-                first_token = stop_token
-            gathered = self._add(segment, rows, results)
-            if gathered is not None:
-                whole.append((segment.request, gathered))
-            first = stop
-        # Only now: what is settled would not be told of an error that comes after it.
-        return [answer for request, results in whole for answer in self._settle(request, results)]
-
-    @staticmethod
-    def _add(segment: Segment, rows: slice, results: Results) -> Results | None:
-        """Put a part of a request to the others; the results of a request that is whole with it."""
-        request = segment.request
-        if segment.count == request.num_sequences:
-            return results
-        for form, values in results.items():
-            if not request.outputs & form:  # what a batch mate wants
-                continue
-            of_tokens = form in OF_TOKENS
-            if form not in request.results:
-                count = request.num_tokens if of_tokens else request.num_rows
-                request.results[form] = np.empty((count, *values.shape[1:]), values.dtype)
-            request.results[form][segment.tokens if of_tokens else rows] = values
-        request.num_done += segment.count
-        return request.results if request.num_done == request.num_sequences else None
-
-    @staticmethod
-    def _settle(request: Request, content: Results | RoseError) -> list[Answer]:
-        """Decide how a request ends; the one answer to send, or none if that was decided before."""
-        if request.answered:
-            return []
-        request.answered = True
-        return [Answer(request, content)]

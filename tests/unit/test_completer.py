@@ -11,13 +11,14 @@ from collections.abc import Callable, ItemsView
 import numpy as np
 
 from rose_backend.admission import Limits
+from rose_backend.completer import Rows
 from rose_backend.config import QueueConfig
 from rose_backend.core import FLOAT, Batch, Float32Array, Int32Array, Lane, Output, Request, Results
 from rose_backend.errors import EngineError, RoseError
 from rose_backend.lanes import Depth
 from rose_backend.metrics import NullMetrics
 from rose_backend.packer import TokenPacker
-from rose_backend.service import RoseService, Rows
+from rose_backend.service import RoseService
 from tests.support.waiting import wait_until
 
 

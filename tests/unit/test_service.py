@@ -15,6 +15,7 @@ import pytest
 
 from rose_backend import service
 from rose_backend.admission import Limits
+from rose_backend.completer import Rows
 from rose_backend.config import EngineConfig, QueueConfig
 from rose_backend.core import Batch, Float32Array, Outcome, Output, Results
 from rose_backend.engine import RoseEngine
@@ -22,7 +23,7 @@ from rose_backend.errors import EngineError, InvalidArgumentError, RoseError, Un
 from rose_backend.lanes import Depth
 from rose_backend.metrics import BatchReport, RequestReport
 from rose_backend.packer import TokenPacker
-from rose_backend.service import RoseService, Rows
+from rose_backend.service import RoseService
 from rose_ensemble.checkpoint import read_checkpoint
 from tests.support.vectors import assert_close
 from tests.support.waiting import wait_until
