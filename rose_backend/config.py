@@ -235,7 +235,7 @@ class EngineConfig:
         graphs: capture limits.
         allow_unsafe_dtype: whether float16 may be asked for of a family whose numbers are known to leave its range.
         score: of a reranker, whose vectors have one element, the logit; then `head` is not looked at.
-        cpu_threads: that compute on a CPU; None: as many as torch would use.
+        cpu_threads: most threads that compute on a CPU, if torch would use more; None: as many as those.
 
     Raises:
         CheckpointError: a limit is not positive.

@@ -13,7 +13,7 @@ from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
-from rose_backend.openmp import Team
+from rose_backend.openmp import Team, threads_wait_awake
 from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
@@ -21,13 +21,13 @@ from rose_backend.staging import DeviceInputs
 class CpuRunner:
     """See `Runner`."""
 
-    has_teams = True
-
     def __init__(self, model: RaggedModel, head: Head) -> None:
         self._model = model
         self._head = head
         self._ops = TorchOps()
+        self.has_teams = threads_wait_awake()
         self._team = Team()
+        self._team.use()  # whoever makes a runner has loaded weights, in loops too
         self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
     @torch.inference_mode()
@@ -62,7 +62,8 @@ class CpuRunner:
 
     def leave(self) -> None:
         """See `Runner`."""
-        self._team.give_back()
+        if self.has_teams:
+            self._team.give_back()
 
     def close(self) -> None:
         """See `Runner`."""

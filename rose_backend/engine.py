@@ -141,7 +141,7 @@ def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.d
     """A runner whose kernels have all run, and the token budgets."""
     if device.type == "cpu":
         if config.cpu_threads is not None:
-            torch.set_num_threads(config.cpu_threads)
+            torch.set_num_threads(min(config.cpu_threads, torch.get_num_threads()))  # torch counts no hyperthreads
         cpu_runner = CpuRunner(model, head)
         return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)
     from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch

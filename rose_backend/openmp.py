@@ -12,6 +12,12 @@ _LIBRARY = "libgomp.so.1"  # what torch's wheels for Linux are linked with
 _PAUSE_SOFT = 1  # omp_pause_soft, OpenMP 5.0, section 3.2.43
 
 
+def threads_wait_awake() -> bool:
+    """Whether threads look out for the next loop for a while; where they sleep at once, teams do not meet."""
+    spins = os.environ.get("GOMP_SPINCOUNT")
+    return os.environ.get("OMP_WAIT_POLICY", "").lower() != "passive" if spins is None else spins != "0"
+
+
 class Team:
     """Whether the calling thread has a team, and how to be rid of it.
 

@@ -23,7 +23,7 @@ class Runner(Protocol):
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
 
     has_teams: bool
-    """Whether each thread that runs batches has threads of its own for it, until it leaves."""
+    """Whether each thread that runs batches has threads of its own for it, until it leaves, and others suffer."""
 
     def leave(self) -> None:
         """The calling thread will not run anything soon: another does."""

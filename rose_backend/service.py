@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     @property
     def has_teams(self) -> bool:
-        """Whether each thread that steps has threads of its own for it, until it leaves: to alternate costs."""
+        """Whether each thread that steps has threads of its own for it, until it leaves, that others' suffer from."""
 
     def leave(self) -> None:
         """The calling thread will not step soon: another does, perhaps right now."""
@@ -91,7 +91,7 @@ class RoseService:
         self._hungry = False  # whether the engine thread waits for work
         self._busy = False  # whether it has a batch, or uses the engine for anything else
         self._lent = False  # whether another thread has the engine meanwhile
-        self._was_lent = False  # whether it had, since the engine thread last looked
+        self._was_lent = False  # whether it had, since the engine thread's last batch
         self._lendable = _LENDABLE_IN_A_ROW  # batches in a row
         self._told = Depth(0, 0)
         self._completer = Completer(metrics, self._batch_finished)
@@ -133,7 +133,7 @@ class RoseService:
         if batch is not None:
             self._launch_borrowed(batch)
         elif passed_on:
-            self._engine.leave()
+            self._leave()
         for outcome in outcomes:
             if outcome is not None:
                 self._metrics.refused(outcome)
@@ -231,9 +231,12 @@ class RoseService:
                 self._wait_for_room()
                 while self._lent:
                     self._returned.wait()
+                    self._wait_for_room()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch, leaves = None if hold else self._queue.take(), False
                 dropped = self._pass_on_dropped()
+                if batch is not None:
+                    self._was_lent = False
                 if batch is not None or dropped:
                     self._packed.notify_all()
                     self._tell()  # before the step, which may take seconds: till then others would refuse by the old
@@ -251,7 +254,7 @@ class RoseService:
             if batch is not None:
                 return batch
             if leaves:
-                self._engine.leave()
+                self._leave()
             elif not dropped:
                 idling = self._idle()
 
@@ -280,8 +283,15 @@ class RoseService:
         with self._arrived:
             now = time.monotonic()
             seconds = self._pacer.finished(now)
-            self._finished.notify()
+            self._finished.notify_all()
         return now, seconds
+
+    def _leave(self) -> None:
+        try:
+            self._engine.leave()
+        except Exception:
+            # Steps may take longer now; whoever waits for one must not be left without.
+            logger.exception("the engine could not be left")
 
     def _idle(self) -> bool:
         try:

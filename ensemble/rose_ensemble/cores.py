@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from rose_backend.cores import usable_cores
+
 _VARIABLE = "RAYON_NUM_THREADS"  # read by the tokenizers library when it first encodes several texts
 _LEFT_FREE = 8  # of so many cores, engines leave one to the server, its tokenizers and whoever asks
 
@@ -20,7 +22,7 @@ def share_cores(processes: int) -> int:
     Returns:
         Threads that it will use.
     """
-    part = max(1, len(os.sched_getaffinity(0)) // max(1, processes))
+    part = max(1, usable_cores() // max(1, processes))
     return int(os.environ.setdefault(_VARIABLE, str(part)))
 
 
@@ -35,9 +37,9 @@ def engine_threads(engines: int) -> int | None:
         engines: that compute on this machine's cores.
 
     Returns:
-        A part of the cores; None where the operator has set `OMP_NUM_THREADS`, which torch obeys.
+        A part of the cores; None where the operator has set `OMP_NUM_THREADS` or `MKL_NUM_THREADS`, which torch obeys.
     """
-    if "OMP_NUM_THREADS" in os.environ:
+    if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
         return None
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     return max(1, (cores - cores // _LEFT_FREE) // max(1, engines))

@@ -9,8 +9,11 @@ import sys
 import pytest
 import torch
 
+from rose_backend.cores import _quota
+from rose_backend.openmp import threads_wait_awake
+
 _BEGIN = """
-import rose_backend, threading, torch
+import os, rose_backend, threading, torch
 from pathlib import Path
 from rose_backend.openmp import Team
 from tests.support.waiting import wait_until
@@ -64,8 +67,61 @@ def test_a_team_is_given_back(work: str, where: str) -> None:
     _run(f"{_BEGIN}{work}{where}")
 
 
-def test_loops_may_wait_awake_for_about_a_millisecond() -> None:
-    settings = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    code = f"import rose_backend, os; print(*(os.environ[name] for name in {settings}))"
-    assert _run(code, unset=settings).split() == ["passive", "20000"]
-    assert _run(f"import os; os.environ['GOMP_SPINCOUNT'] = '7'; {code}").split()[1] == "7"
+_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+def _settings(cores: int, **given: str) -> list[str]:
+    """What OpenMP will read on so many cores."""
+    code = (
+        f"import os; os.environ |= {given}; os.sched_getaffinity = lambda _: set(range({cores})); import rose_backend; "
+        f"print(*(os.environ.get(name) for name in {_SETTINGS}))"
+    )
+    return _run(code, unset=_SETTINGS).split()
+
+
+def test_loops_wait_awake_where_cores_are_left_free() -> None:
+    awake = _quota() is None or _quota() > 7  # type: ignore[operator]
+    assert _settings(8) == ["passive", "20000" if awake else "None"]
+    assert _settings(7) == ["passive", "None"]
+
+
+def test_how_loops_wait_may_be_set() -> None:
+    assert _settings(16, OMP_WAIT_POLICY="passive") == ["passive", "None"]
+    assert _settings(16, OMP_WAIT_POLICY="active") == ["active", "None"]
+    assert _settings(16, GOMP_SPINCOUNT="7") == ["passive", "7"]
+
+
+def test_a_team_that_loading_made_is_given_back() -> None:
+    """With a given token budget nothing is run before the first request."""
+    done = _run(
+        _BEGIN
+        + """
+from rose_backend.config import EngineConfig, HeadConfig
+from rose_backend.engine import RoseEngine
+os.environ["GOMP_SPINCOUNT"] = "20000"
+from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT, resolve_checkpoint
+engine = RoseEngine(EngineConfig(resolve_checkpoint(DEFAULT_CHECKPOINT), max_length=64, head=HeadConfig(),
+                                 token_budget=512, cpu_threads=1000))
+print(torch.get_num_threads())
+compute()
+before = count()
+engine.leave()
+wait_until(lambda: count() == before - 1, "the loading thread's team has ended")
+"""
+    )
+    assert done.split() == ["2"]  # not more than torch would use
+
+
+@pytest.mark.parametrize(
+    ("policy", "spins", "awake"),
+    [("passive", None, False), ("PASSIVE", None, False), ("passive", "20000", True), ("active", None, True),
+     ("active", "0", False), ("passive", "0", False)],
+)  # fmt: skip
+def test_where_threads_sleep_teams_do_not_meet(
+    monkeypatch: pytest.MonkeyPatch, policy: str, spins: str | None, awake: bool
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if spins is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", spins)
+    assert threads_wait_awake() is awake

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from rose_backend.cores import usable_cores
 from rose_ensemble.devices import parse_devices
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
@@ -53,7 +53,7 @@ MatryoshkaOption = Annotated[
 
 def default_tokenizers() -> int:
     """Enough to keep one engine busy with short texts, and no more than the cores carry."""
-    return max(1, min(_MOST_TOKENIZERS, len(os.sched_getaffinity(0)) // _CORES_PER_TOKENIZER))
+    return max(1, min(_MOST_TOKENIZERS, usable_cores() // _CORES_PER_TOKENIZER))
 
 
 def served_as(pipeline: Pipeline, device: str | None, tokenizers: int | None, **engine: Any) -> Pipeline:
