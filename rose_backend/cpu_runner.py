@@ -13,7 +13,7 @@ from rose_backend.heads import Head
 from rose_backend.kernels.torch_ops import TorchOps
 from rose_backend.lazy_tensor import LazyTensor
 from rose_backend.models.base import RaggedModel
-from rose_backend.openmp import Team, threads_wait_awake
+from rose_backend.openmp import give_back_team, threads_wait_awake
 from rose_backend.spans import DeviceSpans
 from rose_backend.staging import DeviceInputs
 
@@ -26,14 +26,11 @@ class CpuRunner:
         self._head = head
         self._ops = TorchOps()
         self.has_teams = threads_wait_awake()
-        self._team = Team()
-        self._team.use()  # whoever makes a runner has loaded weights, in loops too
         self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> LazyTensor:
         """See `Runner`."""
-        self._team.use()
         cu_seqlens = torch.from_numpy(batch.cu_seqlens)
         attends = Attentions.open(self._backends, RaggedLayout(cu_seqlens, batch.num_tokens, batch.max_seqlen))
         attends.plan(cu_seqlens)
@@ -63,7 +60,7 @@ class CpuRunner:
     def leave(self) -> None:
         """See `Runner`."""
         if self.has_teams:
-            self._team.give_back()
+            give_back_team()
 
     def close(self) -> None:
         """See `Runner`."""

@@ -15,28 +15,25 @@ from rose_backend.openmp import threads_wait_awake
 _BEGIN = """
 import os, rose_backend, threading, torch
 from pathlib import Path
-from rose_backend.openmp import Team
+from rose_backend.openmp import give_back_team
 from tests.support.waiting import wait_until
 def count(): return len(list(Path("/proc/self/task").iterdir()))
 def compute(): (torch.ones(1 << 20) + 1).sum()  # enough for torch to share it out
-team = Team()
 """
 _AGAIN = """
 def work():
     before = count()
     for _ in range(3):
-        team.use()
         compute()
         assert count() == before + 1, count()
-        team.give_back()
+        give_back_team()
         wait_until(lambda: count() == before, "the team's thread has ended")
-        team.give_back()
+        give_back_team()
 """
 _OTHERS = """
 def work():
     done, go = threading.Event(), threading.Event()
     def other():
-        team.use()
         compute()
         done.set()
         assert go.wait(30)
@@ -44,7 +41,7 @@ def work():
     thread.start()
     assert done.wait(30)
     before = count()
-    team.give_back()
+    give_back_team()
     assert count() == before
     go.set()
     thread.join()
