@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 
-from rose_backend.cores import usable_cores
+from rose_backend.cores import SHARE_LEFT_FREE, usable_cores
 
 _VARIABLE = "RAYON_NUM_THREADS"  # read by the tokenizers library when it first encodes several texts
-_LEFT_FREE = 8  # of so many cores, engines leave one to the server, its tokenizers and whoever asks
 
 
 def share_cores(processes: int) -> int:
@@ -42,4 +41,4 @@ def engine_threads(engines: int) -> int | None:
     if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
         return None
     cores = usable_cores()
-    return max(1, (cores - cores // _LEFT_FREE) // max(1, engines))
+    return max(1, (cores - cores // SHARE_LEFT_FREE) // max(1, engines))
