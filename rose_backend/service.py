@@ -274,9 +274,7 @@ class RoseService:
         self._hungry = True
         came = self._arrived.wait(timeout)
         self._hungry = False
-        while self._lent:
-            came = self._returned.wait()
-        return came
+        return came or self._lent
 
     def _batch_finished(self) -> tuple[float, float]:
         """Note it; `time.monotonic()` now, and the seconds that the device had the batch."""
