@@ -48,7 +48,7 @@ class Chunk:
         texts: in UTF-8, or as token ids.
         tokens: their estimated number of tokens.
         counts: how many of them form each document; empty: each is on its own.
-        is_part: the call has others.
+        is_part: the call has others, or is one block of a larger input.
     """
 
     first: int
@@ -94,7 +94,7 @@ def split(texts: Sequence[Item], limits: ChunkLimits, beside: int = 0) -> list[C
             first, tokens = index, 0
         tokens += estimate
     chunks.append(Chunk(first, texts[first:], tokens))
-    return _of_one_call(chunks)
+    return chunks if len(chunks) == 1 else as_parts(chunks)
 
 
 def split_documents(texts: Sequence[Item], counts: Sequence[int], limits: ChunkLimits) -> list[Chunk]:
@@ -117,8 +117,9 @@ def split_documents(texts: Sequence[Item], counts: Sequence[int], limits: ChunkL
         tokens += estimate
         stop += count
     chunks.append(Chunk(first, texts[first:], tokens, tuple(counts[begin:])))
-    return _of_one_call(chunks)
+    return chunks if len(chunks) == 1 else as_parts(chunks)
 
 
-def _of_one_call(chunks: list[Chunk]) -> list[Chunk]:
-    return chunks if len(chunks) == 1 else [replace(chunk, is_part=True) for chunk in chunks]
+def as_parts(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """The same, of something that has more than these."""
+    return [replace(chunk, is_part=True) for chunk in chunks]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rose_client.balancer import Balancer
-from rose_client.chunking import Chunk, ChunkLimits, Item, split, split_documents
+from rose_client.chunking import Chunk, ChunkLimits, Item, as_parts, split, split_documents
 from rose_client.errors import RequestError
 from rose_client.hedging import Hedger
 from rose_client.retries import RetryPolicy, is_absent, is_dead_stub
@@ -109,6 +109,8 @@ class Dispatcher:
                 all there is.
         """
         chunks = split_documents(texts, counts, self.limits) if counts else split(texts, self.limits, beside)
+        if first:  # the rest of something large, however small it is
+            chunks = as_parts(chunks)
         return Call(chunks, self, now + self.timeout, first)
 
 

@@ -165,13 +165,14 @@ def wanted_outputs(options: EmbedOptions) -> tuple[str, ...]:
 
     Raises:
         ValueError: one is not known, or there is none.
-        TypeError: `outputs` is one string instead of a sequence of them.
+        TypeError: `outputs` is not a sequence of names.
     """
     if "outputs" not in options:
         return _DEFAULT_OUTPUTS
     outputs = options["outputs"]
-    if isinstance(outputs, str):
-        raise TypeError("outputs is a single string; pass a list of names")
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence):
+        kind = "single string" if isinstance(outputs, str) else type(outputs).__name__
+        raise TypeError(f"outputs is a {kind}; pass a list of names")
     if not outputs or not all(name in OUTPUT_TENSORS for name in outputs):
         raise ValueError(f"outputs is {list(outputs)}; known: {list(OUTPUT_TENSORS)}")
     return tuple(outputs)

@@ -19,14 +19,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def _module_fake() -> Iterator[FakeTriton]:
+@pytest.fixture
+def fake_server() -> Iterator[FakeTriton]:
+    """One of the test's own: a call that another test gave up may still be on its way to the server of that one."""
     with fake_triton() as fake:
         yield fake
-
-
-@pytest.fixture
-def shared_fake(_module_fake: FakeTriton) -> FakeTriton:
-    """One server a module, which has been asked nothing yet; what it answers is the test's to say."""
-    _module_fake.calls.clear()
-    return _module_fake

@@ -25,9 +25,9 @@ _TEXTS = ["tea", "a pot, of\ttea", 'say "tea"', "Тхé ☕", "x" * 200_000, *(f
 
 
 @pytest.fixture
-def fake(shared_fake: FakeTriton) -> FakeTriton:
-    shared_fake.infer = _lengths
-    return shared_fake
+def fake(fake_server: FakeTriton) -> FakeTriton:
+    fake_server.infer = _lengths
+    return fake_server
 
 
 def _lengths(call: Call) -> Any:

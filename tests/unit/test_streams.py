@@ -23,9 +23,9 @@ _IN_FLIGHT = 3
 
 
 @pytest.fixture
-def fake(shared_fake: FakeTriton) -> FakeTriton:
-    shared_fake.infer = _numbers
-    return shared_fake
+def fake(fake_server: FakeTriton) -> FakeTriton:
+    fake_server.infer = _numbers
+    return fake_server
 
 
 def _numbers(call: Call) -> Any:
@@ -148,6 +148,15 @@ def test_several_requests_are_under_way(run: Run, fake: FakeTriton) -> None:
 
     fake.infer = infer
     assert len(run(fake.url, _texts(4 * _IN_FLIGHT * 2))) == _IN_FLIGHT * 2
+
+
+@_both
+@pytest.mark.parametrize(("lane", "lanes"), [(None, [None, "bulk", "bulk"]), ("online", ["online"] * 3)])
+def test_blocks_behind_the_first_are_bulk_work(run: Run, fake: FakeTriton, lane: str | None, lanes: list[str]) -> None:
+    """However small the last is; the first alone may be a query."""
+    run(fake.url, _texts(9), **({} if lane is None else {"lane": lane}))
+    calls = sorted(fake.calls, key=lambda call: int(call.inputs["TEXT"][0]))
+    assert [call.parameters.get("lane") for call in calls] == lanes
 
 
 @_both

@@ -186,7 +186,16 @@ def test_an_output_that_did_not_arrive_is_missed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outputs", "error"), [([], ValueError), (["int4"], ValueError), ("int8", TypeError), (["float", ""], ValueError)]
+    ("outputs", "error"),
+    [
+        ([], ValueError),
+        (["int4"], ValueError),
+        (["float", ""], ValueError),
+        ("int8", TypeError),
+        (None, TypeError),
+        (8, TypeError),
+        ({"int8"}, TypeError),
+    ],
 )
 def test_outputs_nobody_knows_are_not_sent(outputs: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="outputs is"):
