@@ -23,6 +23,8 @@ from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cpu, prepare_cuda
 
 logger = logging.getLogger(__name__)
 
+_MOST_THREADS = torch.get_num_threads()  # before any engine asks for fewer; torch counts no hyperthreads
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -42,6 +44,8 @@ class RoseEngine:
         self.config = config
         began = time.perf_counter()
         device = torch.device(config.device)
+        if device.type == "cpu" and config.cpu_threads is not None:
+            torch.set_num_threads(min(config.cpu_threads, _MOST_THREADS))
         self._model, self._head = _load(config, device)
         loaded = time.perf_counter()
         self.runner, self.budgets = _start(self._model, self._head, config, device)
@@ -140,8 +144,6 @@ def _head(config: EngineConfig, model: RaggedModel, device: torch.device) -> Hea
 def _start(model: RaggedModel, head: Head, config: EngineConfig, device: torch.device) -> tuple[Runner, Budgets]:
     """A runner whose kernels have all run, and the token budgets."""
     if device.type == "cpu":
-        if config.cpu_threads is not None:
-            torch.set_num_threads(min(config.cpu_threads, torch.get_num_threads()))  # torch counts no hyperthreads
         cpu_runner = CpuRunner(model, head)
         return cpu_runner, prepare_cpu(cpu_runner, config, model.vocab_size)
     from rose_backend.cuda_runner import CudaRunner  # the Triton language comes with CUDA builds of torch

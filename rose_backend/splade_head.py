@@ -15,6 +15,7 @@ from rose_backend.config import HeadConfig, PoolingMode, SpladeConfig
 from rose_backend.core import Output
 from rose_backend.heads import ACTIVATIONS, Head
 from rose_backend.kernels.ops import Ops
+from rose_backend.kernels.packing import pack, product
 from rose_backend.staging import DeviceInputs
 from rose_backend.weights import PREFIXES, Weights
 
@@ -39,7 +40,7 @@ class SpladeHead(Head):
         prefix, width = "cls.predictions.transform.", (hidden_size,)
         head = Weights(folder, prefix + "dense.weight", ("",), device, torch.float32)
         self._transform = [
-            head.take(prefix + "dense.weight", shape=width * 2),
+            pack(head.take(prefix + "dense.weight", shape=width * 2)),
             head.take(prefix + "dense.bias", shape=width),
         ]
         self._norm = [head.take(f"{prefix}LayerNorm.{part}", shape=width) for part in ("weight", "bias")]
@@ -51,7 +52,10 @@ class SpladeHead(Head):
         else:  # then the bias is its own, too
             rows = head.take("cls.predictions.decoder.weight", shape=shape)
             bias = head.take("cls.predictions.decoder.bias", shape=shape[:1])
-        self._columns = list(zip(rows.split(_COLUMNS_AT_ONCE), bias.split(_COLUMNS_AT_ONCE), strict=True))
+        parts = [pack(part) for part in rows.split(_COLUMNS_AT_ONCE)]
+        if any(part.is_mkldnn for part in parts):  # another, as a view, would keep the whole matrix
+            parts = [part if part.is_mkldnn else part.clone() for part in parts]
+        self._columns = list(zip(parts, bias.split(_COLUMNS_AT_ONCE), strict=True))
         self.dim = vocab_size
         self.quantizer.forms |= Output.VOCABULARY
         self.outputs |= Output.VOCABULARY
@@ -59,10 +63,10 @@ class SpladeHead(Head):
 
     def __call__(self, ops: Ops, hidden: torch.Tensor, inputs: DeviceInputs) -> torch.Tensor:
         """Weights of a batch, `[num_sequences, vocab_size]` float32; arguments as for `Head`."""
-        x = self._activate(F.linear(hidden.float(), *self._transform))
+        x = self._activate(product(hidden.float(), *self._transform))
         weight, shift = self._norm
         x = F.layer_norm(x, x.shape[1:], weight, shift, self._config.norm_eps)
-        parts = [self._pooled(ops, F.linear(x, rows, bias), inputs) for rows, bias in self._columns]
+        parts = [self._pooled(ops, product(x, rows, bias), inputs) for rows, bias in self._columns]
         weights = torch.cat(parts, dim=1)
         # Not `ops.scale`: a program of it holds a whole row, and these are as wide as the vocabulary.
         size = torch.linalg.vector_norm(weights, dim=1, keepdim=True).clamp_min(_SMALLEST_NORM)

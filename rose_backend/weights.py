@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from rose_backend.errors import CheckpointError
+from rose_backend.kernels.packing import pack
 from rose_backend.tensor_files import TensorFiles
 
 PREFIXES = ("", "model.", "bert.", "roberta.", "xlm-roberta.", "camembert.", "nomic_bert.")
@@ -97,6 +98,10 @@ class Weights:
         if shape is not None and joined.shape != shape:
             raise CheckpointError(f"checkpoint has tensors {shapes}, expected {list(shape)} together")
         return joined
+
+    def projection(self, *names: str, shape: tuple[int, int] | None = None) -> torch.Tensor:
+        """As `stack`, for a matrix that is only multiplied with; see `pack`."""
+        return pack(self.stack(*names, shape=shape))
 
 
 def _refuse_quantization(path: Path) -> None:

@@ -45,14 +45,16 @@ class SdpaAttention(SplitAttention):
         self._plain = not self._causal and not self._grouped
         self._window = geometry.window
         self._scale = geometry.scale
+        self._stop = 0  # of the last sequence
         self._groups: list[tuple[int, int, int]] = []  # first token, sequences, tokens of each
         self._masks: dict[int, torch.Tensor] = {}  # by length: what the window leaves, for all layers of a batch
 
     def plan(self, cu_seqlens: torch.Tensor) -> None:
-        """Find the runs of equal length. See `Attention`."""
+        """Find the runs of equal length. See `Attention`. What comes after the last offset is padding."""
         self._masks.clear()
         lengths, counts = torch.unique_consecutive(cu_seqlens.diff(), return_counts=True)
         starts = (lengths * counts).cumsum(0) - lengths * counts
+        self._stop = int(cu_seqlens[-1])
         self._groups = [
             (start, count, length)
             for start, count, length in zip(starts.tolist(), counts.tolist(), lengths.tolist(), strict=True)
@@ -62,6 +64,7 @@ class SdpaAttention(SplitAttention):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `SplitAttention`."""
         out = torch.empty_like(q)
+        out[self._stop :] = 0
         for start, count, length in self._groups:
             # [tokens, heads, head_dim] -> [count, heads, length, head_dim], as views
             rows = slice(start, start + count * length)

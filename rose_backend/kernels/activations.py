@@ -58,7 +58,7 @@ def gated(gate_up: torch.Tensor, nonlinearity: Nonlinearity) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """`Ops.gelu`, in place; the input is contiguous."""
+    """Exact (erf) GELU, in place; the input is contiguous."""
     tokens, width = x.shape
     _gelu_kernel[(tokens, triton.cdiv(width, _BLOCK))](x, width=width, block=_BLOCK, num_warps=4)
     return x

@@ -137,8 +137,8 @@ class Ops(Protocol):
             `[tokens, n]`.
         """
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """Exact (erf) GELU. May overwrite `x`."""
+    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """As `linear`, and of that the exact (erf) GELU."""
 
     def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
         """Each token's place in its sequence, `[num_tokens]` int32.

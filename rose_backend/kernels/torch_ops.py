@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from rose_backend.config import PoolingMode
 from rose_backend.kernels.ops import Nonlinearity
+from rose_backend.kernels.packing import product
 
 _SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's default, which sentence-transformers uses
 
@@ -78,13 +79,13 @@ class TorchOps:
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops`."""
-        return F.linear(x, weight, bias)
+        return product(x, weight, bias)
 
     def linear_add_rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, norm_weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """See `Ops`."""
-        return _rms_norm(residual.add_(F.linear(x, weight)), norm_weight, eps)
+        return _rms_norm(residual.add_(product(x, weight)), norm_weight, eps)
 
     def linear_add_layer_norm(
         self,
@@ -97,7 +98,7 @@ class TorchOps:
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Ops`."""
-        return F.layer_norm(residual.add_(F.linear(x, weight, bias)), norm_weight.shape, norm_weight, norm_bias, eps)
+        return F.layer_norm(residual.add_(product(x, weight, bias)), norm_weight.shape, norm_weight, norm_bias, eps)
 
     def norm_add_rms_norm(
         self, x: torch.Tensor, inner: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
@@ -110,12 +111,12 @@ class TorchOps:
         self, x: torch.Tensor, gate_up: torch.Tensor, nonlinearity: Nonlinearity, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See `Ops`."""
-        gate, up = F.linear(x, gate_up, bias).chunk(2, dim=-1)
+        gate, up = product(x, gate_up, bias).chunk(2, dim=-1)
         return (_NONLINEARITIES[nonlinearity](gate.float()) * up.float()).to(x.dtype)
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops`."""
-        return F.gelu(x)
+        return product(x, weight, bias, gelu=True)
 
     def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
         """See `Ops`."""

@@ -111,9 +111,9 @@ class TritonOps:
             return activations.gated(F.linear(x, gate_up), nonlinearity)
         return gemm.glu(x, gate_up, tiling, nonlinearity)
 
-    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+    def linear_gelu(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See `Ops`."""
-        return activations.gelu(x)
+        return activations.gelu(F.linear(x, weight, bias))
 
     def positions(self, cu_seqlens: torch.Tensor, num_tokens: int, limit: int) -> torch.Tensor:
         """See `Ops`."""

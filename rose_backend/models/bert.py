@@ -21,13 +21,13 @@ from rose_backend.models.layers import Linear, Norm
 from rose_backend.models.lengths import usable_length
 from rose_backend.weights import PREFIXES, Weights
 
-_Activation = Callable[[Ops, torch.Tensor], torch.Tensor]
-_ACTIVATIONS: dict[str, _Activation] = {
-    "gelu": lambda ops, x: ops.gelu(x),
-    "gelu_new": lambda _, x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda _, x: F.gelu(x, approximate="tanh"),
-    "relu": lambda _, x: F.relu(x),
-    "silu": lambda _, x: F.silu(x),
+_Activated = Callable[[Ops, torch.Tensor, Linear], torch.Tensor]
+_ACTIVATIONS: dict[str, _Activated] = {
+    "gelu": lambda ops, x, up: ops.linear_gelu(x, up.weight, up.bias),
+    "gelu_new": lambda _, x, up: F.gelu(up(x), approximate="tanh"),
+    "gelu_pytorch_tanh": lambda _, x, up: F.gelu(up(x), approximate="tanh"),
+    "relu": lambda _, x, up: F.relu(up(x)),
+    "silu": lambda _, x, up: F.silu(up(x)),
 }
 
 
@@ -101,7 +101,7 @@ class Bert:
         self.layer_kinds = (0,) * config.num_hidden_layers
         self._eps = config.layer_norm_eps
         self._ops = source.ops
-        self._activation = _ACTIVATIONS[config.hidden_act]
+        self._activated = _ACTIVATIONS[config.hidden_act]
         width = config.hidden_size
         self._words = weights.take("embeddings.word_embeddings.weight", shape=(config.vocab_size, width))
         # A row for every position and type: one look-up does for both. Not even type 0's row is zero.
@@ -134,7 +134,7 @@ class Bert:
                 mixed, x = mixed.index_select(0, rows), x.index_select(0, rows)
             mixed = layer.attention_out(mixed)
             x = ops.add_layer_norm(mixed, x, layer.attention_norm.weight, layer.attention_norm.bias, eps)
-            wide = self._activation(ops, layer.up(x))
+            wide = self._activated(ops, x, layer.up)
             x = ops.add_layer_norm(layer.down(wide), x, layer.mlp_norm.weight, layer.mlp_norm.bias, eps)
         return x
 

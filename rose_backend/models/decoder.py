@@ -200,19 +200,19 @@ def _layer(weights: Weights, prefix: str, kind: int, config: DecoderConfig) -> _
     return _Layer(
         kind=kind,
         input_norm=weights.take(prefix + "input_layernorm.weight"),
-        qkv=weights.stack(
+        qkv=weights.projection(
             *(f"{attention}{part}_proj.weight" for part in "qkv"), shape=(heads * config.head_dim, config.hidden_size)
         ),
         qkv_bias=weights.stack(*(f"{attention}{part}_proj.bias" for part in "qkv")) if config.qkv_bias else None,
         qk_norms=(
             torch.stack([weights.take(f"{attention}{part}_norm.weight") for part in "qk"]) if config.qk_norm else None
         ),
-        attention_out=weights.take(attention + "o_proj.weight"),
+        attention_out=weights.projection(attention + "o_proj.weight"),
         mlp_norm=weights.take(prefix + "post_attention_layernorm.weight"),
-        gate_up=weights.stack(
+        gate_up=weights.projection(
             mlp + "gate_proj.weight",
             mlp + "up_proj.weight",
             shape=(2 * config.intermediate_size, config.hidden_size),
         ),
-        down=weights.take(mlp + "down_proj.weight"),
+        down=weights.projection(mlp + "down_proj.weight"),
     )

@@ -203,14 +203,14 @@ def _layer(weights: Weights, prefix: str, kind: int, cos_sin: torch.Tensor, conf
         kind=kind,
         cos_sin=cos_sin,
         input_norm=_norm(weights, prefix + "input_layernorm.weight"),
-        qkv=weights.stack(
+        qkv=weights.projection(
             *(f"{attention}{part}_proj.weight" for part in "qkv"), shape=(heads * config.head_dim, config.hidden_size)
         ),
         qk_norms=torch.stack([_norm(weights, f"{attention}{part}_norm.weight") for part in "qk"]),
-        attention_out=weights.take(attention + "o_proj.weight"),
+        attention_out=weights.projection(attention + "o_proj.weight"),
         mixed_norm=_norm(weights, prefix + "post_attention_layernorm.weight"),
         mlp_norm=_norm(weights, prefix + "pre_feedforward_layernorm.weight"),
-        gate_up=weights.stack(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
-        down=weights.take(mlp + "down_proj.weight"),
+        gate_up=weights.projection(mlp + "gate_proj.weight", mlp + "up_proj.weight"),
+        down=weights.projection(mlp + "down_proj.weight"),
         down_norm=_norm(weights, prefix + "post_feedforward_layernorm.weight"),
     )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 
 from rose_backend.attention.base import Geometry
 from rose_backend.errors import CheckpointError
 from rose_backend.kernels.ops import Nonlinearity
+from rose_backend.kernels.packing import product
 from rose_backend.weights import Weights
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -38,13 +38,13 @@ class Linear:
     def take(cls, weights: Weights, *names: str, bias: bool = True, shape: tuple[int, int] | None = None) -> Linear:
         """One projection, or several as one, which then must have the same inputs, and this shape if one is given."""
         return cls(
-            weights.stack(*(name + ".weight" for name in names), shape=shape),
+            weights.projection(*(name + ".weight" for name in names), shape=shape),
             weights.stack(*(name + ".bias" for name in names)) if bias else None,
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x @ weight.T + bias`."""
-        return F.linear(x, self.weight, self.bias)
+        return product(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)

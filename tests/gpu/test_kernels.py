@@ -138,7 +138,9 @@ def test_bert_steps(fused: TritonOps, width: int, dtype: torch.dtype) -> None:
     ids = torch.randint(0, 500, (77,), dtype=torch.int32, device=_DEVICE)
     positions = torch.randint(0, 64, (77,), dtype=torch.int32, device=_DEVICE)
     full = [tensor.float() for tensor in (x, residual, weight, bias, words, places)]
-    _close(fused.gelu(x.clone()), plain.gelu(full[0]), dtype)
+    up, wide_bias = _drawn(4 * width, width, dtype=dtype) * width**-0.5, _drawn(4 * width, dtype=dtype)
+    expected = plain.linear_gelu(full[0], up.float(), wide_bias.float())
+    _close(fused.linear_gelu(x, up, wide_bias), expected, dtype)
     _close(
         fused.add_layer_norm(x.clone(), residual, weight, bias, 1e-12),
         plain.add_layer_norm(full[0].clone(), full[1], full[2], full[3], 1e-12),

@@ -11,7 +11,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from rose_backend.config import SpladeConfig
 from rose_backend.errors import CheckpointError
+from rose_backend.kernels import packing
+from rose_backend.splade_head import SpladeHead
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
 from tests.support.cases import HARBOUR, VOCAB_SIZE
@@ -41,6 +44,19 @@ def _assert_rows(made: dict[str, npt.NDArray[Any]], right: npt.NDArray[np.float3
     assert stops[-1] == len(made["SPARSE_INDEX"]) == len(made["SPARSE_WEIGHT"])
     assert (made["SPARSE_WEIGHT"] > 0).all()
     assert_close(rows, right)
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("packed", [(4096,), (4096, VOCAB_SIZE % 4096), ()], ids=str)
+def test_no_weight_is_kept_twice(
+    tmp_path: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch, packed: tuple[int, ...]
+) -> None:
+    """A plain part of the vocabulary's matrix, beside others that are packed, keeps no more than itself."""
+    monkeypatch.setattr(packing, "packing_pays", lambda width, _depth: width in packed)
+    head = SpladeHead(SpladeConfig(), make_splade(tmp_path, minilm), 32, VOCAB_SIZE, torch.device("cpu"))
+    plain = [rows for rows, _ in head._columns if not rows.is_mkldnn]
+    held = {rows.untyped_storage().data_ptr(): rows.untyped_storage().nbytes() for rows in plain}
+    assert sum(held.values()) == sum(4 * rows.numel() for rows in plain)
 
 
 @pytest.mark.parametrize(
