@@ -9,9 +9,6 @@ from pathlib import Path
 _CGROUP_2 = Path("/sys/fs/cgroup/cpu.max")  # "<quota> <period>" in microseconds, or "max <period>"
 _CGROUP_1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")  # -1: none
 
-SHARE_LEFT_FREE = 8
-"""Of so many cores, engines on a CPU leave one to the server, its tokenizers and whoever asks; of fewer none."""
-
 
 def usable_cores() -> int:
     """The cores of its affinity, or as many as its control group's quota comes to if that is fewer; at least 1."""

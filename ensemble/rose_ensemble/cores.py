@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from rose_backend.cores import SHARE_LEFT_FREE, usable_cores
+from rose_backend.cores import usable_cores
 
 _VARIABLE = "RAYON_NUM_THREADS"  # read by the tokenizers library when it first encodes several texts
+_SHARE_LEFT_FREE = 8  # of so many cores engines leave one to the server, its tokenizers and clients; of fewer none
 
 
 def share_cores(processes: int) -> int:
@@ -28,9 +29,8 @@ def share_cores(processes: int) -> int:
 def engine_threads(engines: int) -> int | None:
     """How many threads an engine on the CPU computes with.
 
-    With one on every core, a loop waits for the one whose core something else wants just then. With 14 on 16 cores that
-    wait awake for each other (`rose_backend/__init__.py`), one short text at a time took 6.0 ms (p99 8) instead of the
-    8.2 (p99 12) of 16 that sleep: `loadtests/results/cpu-threads.json`.
+    With one on every core, a loop waits for the one whose core something else wants just then, and those that wait
+    awake (`rose_backend/__init__.py`) are in the way of whoever brings the next request.
 
     Args:
         engines: that compute on this machine's cores.
@@ -41,4 +41,4 @@ def engine_threads(engines: int) -> int | None:
     if os.environ.get("OMP_NUM_THREADS") or os.environ.get("MKL_NUM_THREADS"):
         return None
     cores = usable_cores()
-    return max(1, (cores - cores // SHARE_LEFT_FREE) // max(1, engines))
+    return max(1, (cores - cores // _SHARE_LEFT_FREE) // max(1, engines))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from rose_backend.cores import _quota
 from rose_backend.openmp import threads_wait_awake
+from tests.support.checkpoints import make_bert
+from tests.unit.engines import engine_on
 
 _BEGIN = """
 import os, rose_backend, threading, torch
@@ -67,25 +69,20 @@ def test_a_team_is_given_back(work: str, where: str) -> None:
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
-def _settings(cores: int, **given: str) -> list[str]:
-    """What OpenMP will read on so many cores."""
-    code = (
-        f"import os; os.environ |= {given}; os.sched_getaffinity = lambda _: set(range({cores})); import rose_backend; "
-        f"print(*(os.environ.get(name) for name in {_SETTINGS}))"
-    )
+def _settings(**given: str) -> list[str]:
+    """What OpenMP will read."""
+    code = f"import os; os.environ |= {given}; import rose_backend; print(*(os.environ.get(n) for n in {_SETTINGS}))"
     return _run(code, unset=_SETTINGS).split()
 
 
-def test_loops_wait_awake_where_cores_are_left_free() -> None:
-    awake = _quota() is None or _quota() > 7  # type: ignore[operator]
-    assert _settings(8) == ["passive", "20000" if awake else "None"]
-    assert _settings(7) == ["passive", "None"]
+def test_threads_wait_awake_for_a_moment() -> None:
+    assert _settings() == ["passive", "2000"]
 
 
-def test_how_loops_wait_may_be_set() -> None:
-    assert _settings(16, OMP_WAIT_POLICY="passive") == ["passive", "None"]
-    assert _settings(16, OMP_WAIT_POLICY="active") == ["active", "None"]
-    assert _settings(16, GOMP_SPINCOUNT="7") == ["passive", "7"]
+def test_how_threads_wait_may_be_set() -> None:
+    assert _settings(OMP_WAIT_POLICY="passive") == ["passive", "None"]
+    assert _settings(OMP_WAIT_POLICY="active") == ["active", "None"]
+    assert _settings(GOMP_SPINCOUNT="7") == ["passive", "7"]
 
 
 def test_a_team_that_loading_made_is_given_back() -> None:
@@ -95,7 +92,7 @@ def test_a_team_that_loading_made_is_given_back() -> None:
         + """
 from rose_backend.config import EngineConfig, HeadConfig
 from rose_backend.engine import RoseEngine
-os.environ["GOMP_SPINCOUNT"] = "20000"
+os.environ["GOMP_SPINCOUNT"] = "2000"
 from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT, resolve_checkpoint
 engine = RoseEngine(EngineConfig(resolve_checkpoint(DEFAULT_CHECKPOINT), max_length=64, head=HeadConfig(),
                                  token_budget=512, cpu_threads=1000))
@@ -109,9 +106,25 @@ wait_until(lambda: count() == before - 1, "the loading thread's team has ended")
     assert done.split() == ["2"]  # not more than torch would use
 
 
+def test_an_engine_of_few_threads_does_not_bind_the_next() -> None:
+    done = _run(
+        _BEGIN
+        + """
+from rose_backend.config import EngineConfig, HeadConfig
+from rose_backend.engine import RoseEngine
+from rose_ensemble.default_checkpoint import DEFAULT_CHECKPOINT, resolve_checkpoint
+for threads in (1, 2, 1000):
+    RoseEngine(EngineConfig(resolve_checkpoint(DEFAULT_CHECKPOINT), max_length=64, head=HeadConfig(),
+                            token_budget=512, cpu_threads=threads))
+    print(torch.get_num_threads())
+"""
+    )
+    assert done.split() == ["1", "2", "2"]
+
+
 @pytest.mark.parametrize(
     ("policy", "spins", "awake"),
-    [("passive", None, False), ("PASSIVE", None, False), ("passive", "20000", True), ("active", None, True),
+    [("passive", None, False), ("PASSIVE", None, False), ("passive", "2000", True), ("active", None, True),
      ("active", "0", False), ("passive", "0", False)],
 )  # fmt: skip
 def test_where_threads_sleep_teams_do_not_meet(
@@ -122,3 +135,11 @@ def test_where_threads_sleep_teams_do_not_meet(
     if spins is not None:
         monkeypatch.setenv("GOMP_SPINCOUNT", spins)
     assert threads_wait_awake() is awake
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_thread_alone_is_no_team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    make_bert(tmp_path)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "2000")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert engine_on(tmp_path).has_teams is (threads > 1)
