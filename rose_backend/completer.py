@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,11 @@ from rose_backend.core import OF_TOKENS, Batch, Outcome, Request, Results, Segme
 from rose_backend.errors import EngineError, RoseError
 from rose_backend.lanes import Dropped
 from rose_backend.metrics import BatchReport, MetricsSink, RequestReport
+from rose_backend.pacing import Ended
 
 logger = logging.getLogger(__name__)
+
+_Rows = TypeVar("_Rows", bound="Rows")
 
 
 class Rows(Protocol):
@@ -32,6 +35,9 @@ class Rows(Protocol):
     @property
     def copy_seconds(self) -> float:
         """How long the copy to the host took; known once `results` has returned."""
+
+    def seconds_since(self: _Rows, previous: _Rows) -> float:
+        """From another step's end to this one's by the device's clock, both over; not asked where values are there."""
 
     def results(self) -> Results:
         """Wait for and return the batch's vectors, in batch order, in the forms that it wants."""
@@ -58,13 +64,14 @@ class Completer:
 
     Args:
         metrics: told of every batch and answer.
-        finished: called when a batch's vectors are there, or lost; `time.monotonic()` now, and the seconds that the
-            device had the batch.
+        finished: called when a batch's vectors are there, or lost, with the seconds by the device's clock since the
+            batch before it ended, where those are known.
     """
 
-    def __init__(self, metrics: MetricsSink, finished: Callable[[], tuple[float, float]]) -> None:
+    def __init__(self, metrics: MetricsSink, finished: Callable[[float | None], Ended]) -> None:
         self._metrics = metrics
         self._finished = finished
+        self._before: Rows | None = None  # of the batch that ended last, while more are on their way
         self._items: queue.SimpleQueue[_Launched | Dropped | _Counts | None] = queue.SimpleQueue()
         self._answerers = Answerers()
         self._thread = threading.Thread(target=self._run, name="rose-completer")
@@ -124,11 +131,16 @@ class Completer:
         return [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
 
     def _wait_for(self, batch: Batch, rows: Rows) -> tuple[Results, BatchReport]:
+        before, self._before, since = self._before, None, None
         try:
             results = rows.results()
+            if before is not None:
+                since = rows.seconds_since(before)
         finally:
-            now, seconds = self._finished()
-        return results, BatchReport(batch, seconds, rows.copy_seconds, rows.padding, rows.replayed, now)
+            end = self._finished(since)
+        if end.num_under_way and not rows.at_once:
+            self._before = rows
+        return results, BatchReport(batch, end.seconds, rows.copy_seconds, rows.padding, rows.replayed, end.at)
 
     def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""

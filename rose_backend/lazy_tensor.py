@@ -75,6 +75,16 @@ class LazyTensor:
         """How long the copy took on the device, once it is over; 0 where there was none."""
         return 0.0 if self._events is None else float(self._events.computed.elapsed_time(self._events.copied)) / 1e3
 
+    def seconds_since(self, previous: LazyTensor) -> float:
+        """From when another step's values were on the host until these were, by the device's clock.
+
+        Args:
+            previous: of an earlier step of the same engine. Both copies are over, and neither was there from the start.
+        """
+        assert previous._events is not None
+        assert self._events is not None
+        return float(previous._events.copied.elapsed_time(self._events.copied)) / 1e3
+
     def numpy(self) -> Float32Array:
         """`results` in float32, `[num_rows, dim]`, where the batch wants that."""
         return self.results()[FLOAT]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _LEAD_SECONDS = 0.7e-3  # packing, launching, and how late a thread may wake
 _LEAD_SHARE = 0.05
 _MEMORY = 0.2  # weight of the newest rate in the moving average
+_SLOWEST_CLOCK = 1 + 2e-4  # the host's seconds in one of the device's, at most: what is noticed in time sets it right
 _FORGETTING = 0.05  # by how much a shortest time grows with every batch that did not reach it
 
 
@@ -16,6 +18,20 @@ _FORGETTING = 0.05  # by how much a shortest time grows with every batch that di
 class _Launched:
     at: float
     tokens: int
+
+
+class Ended(NamedTuple):
+    """A batch that is done.
+
+    Attributes:
+        at: when, as well as is known.
+        seconds: how long the device had it.
+        num_under_way: how many batches are not done.
+    """
+
+    at: float
+    seconds: float
+    num_under_way: int
 
 
 @dataclass
@@ -43,17 +59,28 @@ class Pacer:
         """The batch named last never got to the device."""
         self._under_way.pop()
 
-    def finished(self, now: float) -> float:
-        """The first batch under way is done; returns the seconds the device had it."""
-        batch = self._under_way.popleft()
-        seconds = max(now - max(batch.at, self._free_since), 1e-6)
-        self._free_since = now
+    def finished(self, now: float, since_last: float | None = None) -> Ended:
+        """The first batch under way is done.
+
+        Args:
+            now: when that is noticed. Whoever waits for it may have to wait for the interpreter, too, or have the
+                answers of the batch before to give out.
+            since_last: seconds by the device's clock from the end of the batch before; None where it has none.
+        """
+        batch, ended = self._under_way.popleft(), now
+        seconds = now - max(batch.at, self._free_since)
+        if since_last is not None:
+            seconds = min(since_last, now - batch.at)
+            if batch.at < self._free_since:  # it began when that one ended
+                ended = min(now, self._free_since + since_last * _SLOWEST_CLOCK)
+        seconds = max(seconds, 1e-6)
+        self._free_since = ended
         size = batch.tokens.bit_length()
         known = self._seconds_per_token.get(size, math.inf)
         self._seconds_per_token[size] = min(seconds / batch.tokens, known * (1 + _FORGETTING))
         rate = batch.tokens / seconds
         self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
-        return seconds
+        return Ended(ended, seconds, len(self._under_way))
 
     @property
     def num_under_way(self) -> int:

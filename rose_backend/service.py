@@ -15,10 +15,11 @@ from rose_backend.admission import Limits
 from rose_backend.completer import Completer, Rows
 from rose_backend.config import QueueConfig
 from rose_backend.core import Batch, Lane, Outcome, Request
+from rose_backend.engine_loan import EngineLoan
 from rose_backend.errors import EngineError, RoseError, UnavailableError
 from rose_backend.lanes import BulkPackers, Depth, Dropped, LanedQueue
 from rose_backend.metrics import MetricsSink
-from rose_backend.pacing import Pacer
+from rose_backend.pacing import Ended, Pacer
 from rose_backend.packer import TokenPacker
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 _DEFAULTS = QueueConfig()
 _QUIET_SECONDS = 0.1  # without a request, before the engine thread does anything else
 _HAND_OVER_SECONDS = 0.0005  # for the engine thread to take what has come
-_LENDABLE_IN_A_ROW = 100  # batches, before the engine passes between threads with teams: that costs tens of ms
-_LENT_TOKENS = 128  # of a batch that whoever brought it may launch: it cannot bring more until that is done
 _BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being answered
 
 
@@ -86,13 +85,9 @@ class RoseService:
         self._arrived = threading.Condition(lock)
         self._packed = threading.Condition(lock)
         self._finished = threading.Condition(lock)
-        self._returned = threading.Condition(lock)
+        self._loan = EngineLoan(lock)
         self._closing = False
         self._hungry = False  # whether the engine thread waits for work
-        self._busy = False  # whether it has a batch, or uses the engine for anything else
-        self._lent = False  # whether another thread has the engine meanwhile
-        self._was_lent = False  # whether it had, since the engine thread's last batch
-        self._lendable = _LENDABLE_IN_A_ROW  # batches in a row
         self._told = Depth(0, 0)
         self._completer = Completer(metrics, self._batch_finished)
         self._engine_thread = threading.Thread(target=self._launch_batches, name="rose-engine")
@@ -141,19 +136,13 @@ class RoseService:
 
     def _borrow(self) -> Batch | None:
         """Take the engine and the batch that its thread would be woken for, if that is a small one."""
-        depth = self._queue.depth()
-        if self._pacer.num_under_way or depth.tokens > _LENT_TOKENS:
-            self._lendable = 0
-            return None
-        if not depth.requests or self._busy or self._lent:
-            return None
-        self._lendable += 1
-        if self._engine.has_teams and self._lendable < _LENDABLE_IN_A_ROW:
+        waiting, under_way = self._queue.depth(), self._pacer.num_under_way
+        if not self._loan.may_be_had(waiting, under_way, has_teams=self._engine.has_teams):
             return None
         batch = self._queue.take()
         self._pass_on_dropped()
         if batch is not None:
-            self._lent = True
+            self._loan.give()
             self._packed.notify_all()
             if self._queue.depth() != self._told:
                 self._tell()
@@ -169,8 +158,7 @@ class RoseService:
             raise
         finally:
             with self._arrived:
-                self._lent, self._was_lent = False, True
-                self._returned.notify()
+                self._loan.take_back()
                 self._arrived.notify()  # there may be more; if not, the engine thread is to know that it is not quiet
 
     def _handed_over(self) -> bool:
@@ -227,16 +215,15 @@ class RoseService:
         idling = True
         while True:
             with self._arrived:
-                self._busy = False
-                self._wait_for_room()
-                while self._lent:
-                    self._returned.wait()
+                self._loan.in_use = False
+                while self._loan.out or self._pacer.num_under_way >= _BATCHES_IN_FLIGHT:
+                    self._loan.wait_until_returned()
                     self._wait_for_room()
                 hold = 0.0 if self._closing else self._pacer.hold(time.monotonic())
                 batch, leaves = None if hold else self._queue.take(), False
                 dropped = self._pass_on_dropped()
                 if batch is not None:
-                    self._was_lent = False
+                    self._loan.clear_was_out()
                 if batch is not None or dropped:
                     self._packed.notify_all()
                     self._tell()  # before the step, which may take seconds: till then others would refuse by the old
@@ -245,12 +232,12 @@ class RoseService:
                 elif hold:
                     self._finished.wait(hold)
                     continue
-                elif self._was_lent:
-                    self._was_lent, leaves = False, True
+                elif self._loan.clear_was_out():
+                    leaves = True
                 elif self._wait_for_work(_QUIET_SECONDS if idling else None):
                     idling = True
                     continue
-                self._busy = batch is not None or not (leaves or dropped)
+                self._loan.in_use = batch is not None or not (leaves or dropped)
             if batch is not None:
                 return batch
             if leaves:
@@ -274,15 +261,13 @@ class RoseService:
         self._hungry = True
         came = self._arrived.wait(timeout)
         self._hungry = False
-        return came or self._lent
+        return came or self._loan.out
 
-    def _batch_finished(self) -> tuple[float, float]:
-        """Note it; `time.monotonic()` now, and the seconds that the device had the batch."""
+    def _batch_finished(self, since_last: float | None) -> Ended:
         with self._arrived:
-            now = time.monotonic()
-            seconds = self._pacer.finished(now)
+            end = self._pacer.finished(time.monotonic(), since_last)
             self._finished.notify_all()
-        return now, seconds
+        return end
 
     def _leave(self) -> None:
         try:

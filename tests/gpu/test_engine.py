@@ -511,6 +511,27 @@ def test_results_are_not_overwritten_while_read(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_the_time_between_ends_is_the_devices(tmp_path: Path) -> None:
+    """Whenever it is asked for: a tenth of a second of the device's passes from one end to the next."""
+    engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))
+    runner = engine.runner
+    assert isinstance(runner, CudaRunner)
+    batch = synthetic_batch(100, 10, _VOCAB)
+    runner.run_eagerly(batch).wait()
+    first = runner.run_eagerly(batch)
+    with torch.cuda.stream(runner._stream):
+        torch.cuda._sleep(200_000_000)  # cycles
+    second = runner.run_eagerly(batch)
+    first.wait()
+    began = time.monotonic()
+    second.wait()
+    passed = time.monotonic() - began
+    time.sleep(0.05)
+    assert passed > 0.05
+    assert second.seconds_since(first) == pytest.approx(passed, abs=0.005)
+    engine.close()
+
+
 def test_a_late_copy_is_right_whatever_is_recorded_meanwhile(tmp_path: Path) -> None:
     """While anything is recorded, the allocator does not keep freed memory for streams that still read it."""
     engine = RoseEngine(_config(_qwen3(tmp_path, causal=False), PoolingMode.MEAN))

@@ -34,6 +34,9 @@ class EchoRows:
         self.computed = computed
         self._rows = batch.input_ids[:, None].astype(np.float32)
 
+    def seconds_since(self, previous: EchoRows) -> float:
+        return 1.0
+
     def results(self) -> Results:
         assert self.computed.wait(30)
         return {FLOAT: self._rows}
@@ -112,7 +115,7 @@ def serving(engine: WatchedEngine, **settings: object) -> Iterator[RoseService]:
 
 
 def wait_until_idle(service: RoseService) -> None:
-    wait_until(lambda: service._hungry and not service._lent, "the engine thread waits for work")
+    wait_until(lambda: service._hungry and not service._loan.out, "the engine thread waits for work")
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -16,7 +16,7 @@ from rose_backend.config import QueueConfig
 from rose_backend.core import FLOAT, Batch, Float32Array, Int32Array, Lane, Output, Request, Results
 from rose_backend.errors import EngineError, RoseError
 from rose_backend.lanes import Depth
-from rose_backend.metrics import NullMetrics
+from rose_backend.metrics import BatchReport, NullMetrics
 from rose_backend.packer import TokenPacker
 from rose_backend.service import RoseService
 from tests.support.waiting import wait_until
@@ -32,6 +32,10 @@ class MadeUp:
     def __init__(self, rows: Callable[[], Float32Array], *, at_once: bool = False) -> None:
         self._rows = rows
         self.at_once = at_once
+
+    def seconds_since(self, previous: Rows) -> float:
+        assert not self.at_once
+        return 1.0
 
     def results(self) -> Results:
         return {FLOAT: self._rows()}
@@ -219,6 +223,78 @@ def test_what_became_of_a_failed_batch_is_not_launched_all_at_once() -> None:
         [[number]] for number in range(20)
     ]
     assert most <= 4  # three, and one that the completer is about to hand out
+
+
+class Clocked(MadeUp):
+    """Ends when told, by the device's clock so many seconds after the batch before it."""
+
+    def __init__(self, batch: Batch, seconds: float | None) -> None:
+        super().__init__(lambda: batch.input_ids[:, None].astype(np.float32))
+        self.ends = threading.Event()
+        self.seconds = seconds
+        self.asked: list[Rows] = []
+
+    def seconds_since(self, previous: Rows) -> float:
+        self.asked.append(previous)
+        assert self.seconds is not None
+        return self.seconds
+
+    def results(self) -> Results:
+        assert self.ends.wait(30)
+        if self.seconds is None:
+            raise RuntimeError("device lost")
+        return super().results()
+
+
+class Reports(NullMetrics):
+    """Seconds of each batch."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def batch_done(self, report: BatchReport) -> None:
+        self.seconds.append(report.seconds)
+
+
+def test_how_long_a_batch_took_is_asked_of_the_device() -> None:
+    """However late an end is noticed; but not from the end of one that was lost, or that nothing came behind."""
+    steps: list[Clocked] = []
+    seconds = iter([9.0, 0.01, None, 9.0, 0.02, 9.0])
+
+    def step(batch: Batch) -> Rows:
+        steps.append(Clocked(batch, next(seconds)))
+        return steps[-1]
+
+    reports = Reports()
+    service = RoseService(MadeUpEngine(step), TokenPacker(1, 1), Limits(100, 8), reports)
+    one = np.ones(1, np.int32)
+
+    def launch(count: int) -> None:
+        before = len(steps)
+        for number in range(count):
+            service.submit(Request(one, one, lambda _: None))
+            wait_until(lambda upto=before + number + 1: len(steps) == upto, "it is launched")
+
+    def end(first: int, last: int) -> None:
+        for number in range(first, last):
+            time.sleep(0.05)
+            steps[number].ends.set()
+            counted = sum(clocked.seconds is not None for clocked in steps[: number + 1])
+            wait_until(lambda counted=counted: len(reports.seconds) == counted, "it is counted")
+
+    try:
+        launch(3)
+        end(0, 2)
+        launch(2)
+        end(2, 5)
+        launch(1)
+        end(5, 6)
+    finally:
+        for clocked in steps:
+            clocked.ends.set()
+        service.close()
+    assert [clocked.asked for clocked in steps] == [[], [steps[0]], [], [], [steps[3]], []]
+    assert [seconds for seconds in reports.seconds if seconds < 0.04] == [0.01, 0.02]
 
 
 def test_room_is_told_before_the_step_that_made_it_ends() -> None:

@@ -11,7 +11,7 @@ def after_one(tokens: int, seconds: float) -> Pacer:
     """One batch ran from 0 to `seconds`."""
     pacer = Pacer()
     pacer.launched(tokens, 0.0)
-    assert pacer.finished(seconds) == pytest.approx(seconds)
+    assert pacer.finished(seconds) == pytest.approx((seconds, seconds, 0))
     return pacer
 
 
@@ -45,8 +45,53 @@ def test_a_batch_behind_another_starts_when_that_ends() -> None:
     pacer = after_one(8192, 0.016)
     pacer.launched(8192, 1.0)
     pacer.launched(8192, 1.015)
-    assert pacer.finished(1.016) == pytest.approx(0.016)
-    assert pacer.finished(1.030) == pytest.approx(0.014)  # from the other's end, not from its own launch
+    assert pacer.finished(1.016) == pytest.approx((1.016, 0.016, 1))
+    assert pacer.finished(1.030) == pytest.approx((1.030, 0.014, 0))  # from the other's end, not from its own launch
+
+
+def test_an_end_noticed_late_makes_no_batch_look_short() -> None:
+    """Three batches of 16 ms, back to back from 1.0; the end of the second is noticed 9 ms late."""
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.launched(8192, 1.015)
+    assert pacer.finished(1.016, 1.0) == pytest.approx((1.016, 0.016, 1))
+    pacer.launched(8192, 1.031)
+    assert pacer.finished(1.041, 0.016) == pytest.approx((1.032, 0.016, 1), abs=1e-5)
+    assert pacer.hold(1.041) == pytest.approx(0.048 - 0.041 - 0.0015, abs=1e-5)
+    pacer.launched(8192, 1.047)
+    assert pacer.finished(1.048, 0.016) == pytest.approx((1.048, 0.016, 1), abs=1e-5)
+
+
+def test_a_late_end_is_set_right_by_the_next_that_is_noticed_in_time() -> None:
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    pacer.launched(8192, 1.015)
+    assert pacer.finished(1.025, 1.009) == pytest.approx((1.025, 0.025, 1))  # not known better: nothing was before it
+    assert pacer.finished(1.032, 0.016) == pytest.approx((1.032, 0.016, 0))
+
+
+def test_clocks_that_drift_apart_are_set_right() -> None:
+    """The device's is slow by a ten-thousandth, for a minute of batches that are all noticed 0.1 ms late."""
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 1.0)
+    ended = 1.016
+    for _ in range(3750):
+        pacer.launched(8192, ended - 0.001)
+        pacer.finished(ended + 1e-4, 0.016 * (1 - 1e-4))
+        ended += 0.016
+    pacer.launched(8192, ended - 0.001)
+    told, seconds, _ = pacer.finished(ended + 1e-4, 0.016 * (1 - 1e-4))
+    assert told == pytest.approx(ended, abs=2e-4)
+    assert seconds == pytest.approx(0.016, rel=1e-3)
+
+
+def test_the_time_between_batches_is_nobodys() -> None:
+    """An hour without work, by two clocks that differ by a second after it."""
+    pacer = after_one(8192, 0.016)
+    pacer.launched(8192, 3600.0)
+    assert pacer.finished(3600.02, 3599.0) == pytest.approx((3600.02, 0.02, 0))
+    pacer.launched(8192, 3600.03)
+    assert pacer.finished(3600.05, 0.018) == pytest.approx((3600.05, 0.018, 0))  # the device says less than was seen
 
 
 def test_both_under_way_count() -> None:
