@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,30 @@ Tensors = Callable[[Results], Iterable[tuple[str, npt.NDArray[Any]]]]
 """Names and contiguous arrays of an answer."""
 
 _REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], np.uint8)
+
+
+class Wanted(NamedTuple):
+    """What of a request says how its answer looks.
+
+    Not the request itself: an answer to come that knows its request, which knows how to answer, is a circle. That is
+    garbage that has to be searched for, and searching costs more than all the rest.
+
+    Attributes:
+        outputs: the forms.
+        dims: how many leading elements of each vector; 0: all.
+        input_ids: of all sequences back to back.
+        lengths: tokens of each sequence.
+    """
+
+    outputs: Output
+    dims: int
+    input_ids: Int32Array
+    lengths: Int32Array
+
+    @classmethod
+    def of(cls, request: Request) -> Wanted:
+        """A request's own."""
+        return cls(request.outputs, request.dims, request.input_ids, request.lengths)
 
 
 @dataclass(frozen=True)
@@ -115,22 +139,18 @@ def forms_of(names: tuple[str, ...], head: HeadConfig) -> Output:
 
 
 def embedding_of(shape: tuple[int, int], dims: int, results: Results) -> Iterable[tuple[str, npt.NDArray[Any]]]:
-    """`tensors_of` a request that asked for float vectors alone, as most do: without the request itself.
-
-    An answer to come that knows its request, which knows how to answer, is a circle: garbage that has to be searched
-    for, and searching costs more than all the rest.
-    """
+    """`tensors_of` a request that asked for float vectors alone, as most do."""
     return ((_TENSORS[Output.FLOAT], _cut(results[Output.FLOAT], dims, shape)),)
 
 
 def tensors_of(
-    request: Request, results: Results, shape: tuple[int, int], tokens: TokenHeads, *, lsb_first: bool
+    wanted: Wanted, results: Results, shape: tuple[int, int], tokens: TokenHeads, *, lsb_first: bool
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """Names and contiguous arrays of what a request asked for.
 
     Args:
-        request: which forms, how many elements.
-        results: its vectors.
+        wanted: which forms, how many elements.
+        results: the request's vectors.
         shape: the client's b and n.
         tokens: the checkpoint's heads for single tokens.
         lsb_first: whether the first of 8 signs goes to the lowest bit instead of the highest.
@@ -140,23 +160,23 @@ def tensors_of(
         `[1, ...]`, and how many each text has, `[b, n]` int32.
     """
     for form, name in _TENSORS.items():
-        if not request.outputs & form:
+        if not wanted.outputs & form:
             continue
-        values, dims = results[form], request.dims
+        values, dims = results[form], wanted.dims
         if form is Output.BINARY:
             dims //= 8
             values = _REVERSED[values] if lsb_first else values
         yield name, _cut(values, dims, shape)
-    if request.outputs & Output.TOKEN:
-        vectors, lengths = results[Output.TOKEN], request.lengths
+    if wanted.outputs & Output.TOKEN:
+        vectors, lengths = results[Output.TOKEN], wanted.lengths
         if tokens.multi_vector is not None:  # of all tokens but the first
-            vectors, lengths = np.delete(vectors, request.offsets[:-1], axis=0), lengths - 1
+            vectors, lengths = np.delete(vectors, np.cumsum(lengths) - lengths, axis=0), lengths - 1
         yield "TOKEN_EMBEDDING", np.ascontiguousarray(vectors)[None]
         yield "TOKEN_EMBEDDING_LENGTHS", lengths.reshape(shape)
-    if request.outputs & Output.SPARSE:
-        ids, weights, counts = _sparse(request, results[Output.SPARSE][:, 0], tokens.weightless)
+    if wanted.outputs & Output.SPARSE:
+        ids, weights, counts = _sparse(wanted, results[Output.SPARSE][:, 0], tokens.weightless)
         yield from _sparse_tensors(ids, weights, counts, shape)
-    if request.outputs & Output.VOCABULARY:
+    if wanted.outputs & Output.VOCABULARY:
         rows = results[Output.VOCABULARY]
         sequences, found = np.nonzero(rows)  # no weight is negative
         counts = np.bincount(sequences, minlength=len(rows)).astype(np.int32)
@@ -177,15 +197,15 @@ def _sparse_tensors(
 
 
 def _sparse(
-    request: Request, weights: Float32Array, weightless: tuple[int, ...]
+    wanted: Wanted, weights: Float32Array, weightless: tuple[int, ...]
 ) -> tuple[Int32Array, Float32Array, Int32Array]:
     """Token ids with a weight, in ascending order, the weights, and how many each sequence has."""
-    sequences = np.repeat(np.arange(request.num_sequences), request.lengths)
-    kept = (weights > 0) & ~np.isin(request.input_ids, weightless)
-    ids, weights, sequences = request.input_ids[kept], weights[kept], sequences[kept]
+    sequences = np.repeat(np.arange(len(wanted.lengths)), wanted.lengths)
+    kept = (weights > 0) & ~np.isin(wanted.input_ids, weightless)
+    ids, weights, sequences = wanted.input_ids[kept], weights[kept], sequences[kept]
     order = np.lexsort((-weights, ids, sequences))  # of equal tokens of a sequence the heaviest comes first
     ids, weights, sequences = ids[order], weights[order], sequences[order]
     first = np.ones(len(ids), np.bool_)
     first[1:] = (ids[1:] != ids[:-1]) | (sequences[1:] != sequences[:-1])
-    counts = np.bincount(sequences[first], minlength=request.num_sequences).astype(np.int32)
+    counts = np.bincount(sequences[first], minlength=len(wanted.lengths)).astype(np.int32)
     return ids[first], weights[first], counts

@@ -16,7 +16,7 @@ from rose_backend.engine import RoseEngine
 from rose_backend.packer import TokenPacker
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.options import RequestOptions
-from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
+from rose_ensemble.outputs import OutputRules, Wanted, forms_of, tensors_of
 from rose_ensemble.texts import TextLimits
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 from rose_ensemble.work import Work
@@ -96,7 +96,7 @@ class Served:
             results |= {form: unsorted_tokens[form][tokens : tokens + request.num_tokens] for form in unsorted_tokens}
             tokens += request.num_tokens
             heads, shape = self.checkpoint.head.tokens, (1, request.num_rows)
-            found = tensors_of(request, results, shape, heads, lsb_first=options.bit_order == "lsb")
+            found = tensors_of(Wanted.of(request), results, shape, heads, lsb_first=options.bit_order == "lsb")
             made.append({name: values[0] for name, values in found})
             first = stop
         return made

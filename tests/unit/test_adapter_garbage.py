@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rose_backend.core import FLOAT, Request
+from rose_backend.config import HeadConfig
+from rose_backend.core import FLOAT, Output, Request, Results
+from rose_ensemble.outputs import OutputRules
 from rose_ensemble.work import NO_STAMP, Work
 
 _ADAPTER = Path(__file__).parents[2] / "model_repository" / "rose" / "1" / "model.py"
@@ -68,19 +70,29 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     adapter = module.TritonPythonModel()
     matryoshka = SimpleNamespace(wanted=lambda dims: dims or 0)
     adapter._instance = SimpleNamespace(config=SimpleNamespace(score=None), matryoshka=matryoshka)
+    adapter._outputs = OutputRules(HeadConfig(), 8)
     adapter._normalize, adapter._traced = True, None
     return adapter
 
 
-@pytest.mark.parametrize("parameters", ["{}", '{"dimensions": 2, "lane": "bulk"}'])
-def test_an_answered_request_is_freed_at_once(model: Any, parameters: str) -> None:
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ("{}", ["EMBEDDING"]),
+        ('{"dimensions": 2, "lane": "bulk"}', ["EMBEDDING"]),
+        ('{"outputs": "float,binary"}', ["EMBEDDING", "EMBEDDING_BINARY"]),
+        ('{"outputs": "token"}', ["TOKEN_EMBEDDING", "TOKEN_EMBEDDING_LENGTHS"]),
+    ],
+)
+def test_an_answered_request_is_freed_at_once(model: Any, parameters: str, names: list[str]) -> None:
     work = Work((1, 2), NO_STAMP, np.array([1, 2], np.int32), np.array([7, 8, 9], np.int32)).pack()
     vectors = np.arange(8, dtype=np.float32).reshape(2, 4)
+    results: Results = {FLOAT: vectors, Output.BINARY: np.ones((2, 1), np.uint8), Output.TOKEN: np.ones((3, 4), "f4")}
 
     def serve() -> _Sender:
         sender = _Sender()
         request: Request = model._read(_Asked(work, parameters), sender)
-        request.reply({FLOAT: vectors})
+        request.reply(results)
         return sender
 
     serve()
@@ -91,7 +103,8 @@ def test_an_answered_request_is_freed_at_once(model: Any, parameters: str) -> No
         assert gc.collect() == 0
     finally:
         gc.enable()
-    [[tensor]] = senders[0].sent
-    wanted = vectors[:, :2] if "dimensions" in parameters else vectors
-    assert tensor.name == "EMBEDDING"
-    np.testing.assert_array_equal(tensor.values, wanted[None])
+    [tensors] = senders[0].sent
+    assert [tensor.name for tensor in tensors] == names
+    if names[0] == "EMBEDDING":
+        wanted = vectors[:, :2] if "dimensions" in parameters else vectors
+        np.testing.assert_array_equal(tensors[0].values, wanted[None])

@@ -25,7 +25,7 @@ from rose_ensemble.calibrate import calibrate
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.int8_ranges import RANGES_FILE, write_ranges
 from rose_ensemble.options import RequestOptions
-from rose_ensemble.outputs import OutputRules, forms_of, tensors_of
+from rose_ensemble.outputs import OutputRules, Wanted, forms_of, tensors_of
 from tests.support.checkpoints import make_bert, write_json, write_modules
 from tests.support.library import HIDDEN, alone, edit_json, library, save_with_library
 from tests.support.vectors import assert_close
@@ -203,7 +203,7 @@ def test_tensors_are_cut_and_ordered() -> None:
 
     def tensors(outputs: Output, dims: int = 0, *, lsb_first: bool = False) -> dict[str, Any]:
         request = _request([[1], [2]], outputs, dims=dims)
-        found = tensors_of(request, results, (1, 2), TokenHeads(), lsb_first=lsb_first)
+        found = tensors_of(Wanted.of(request), results, (1, 2), TokenHeads(), lsb_first=lsb_first)
         return {name: values[0].tolist() for name, values in found}
 
     assert tensors(Output.BINARY) == {"EMBEDDING_BINARY": [[128, 208], [1, 2]]}

@@ -24,7 +24,7 @@ from rose_ensemble.json_logs import configure_logs
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
-from rose_ensemble.outputs import OutputRules, Tensors, embedding_of, forms_of, tensors_of
+from rose_ensemble.outputs import OutputRules, Tensors, Wanted, embedding_of, forms_of, tensors_of
 from rose_ensemble.scores import score_tensors
 from rose_ensemble.tracing import open_tracing
 from rose_ensemble.work import NO_STAMP, Work
@@ -113,7 +113,7 @@ class TritonPythonModel:
             self._outputs.check(queued)
             lsb_first = options.bit_order == "lsb"
             tokens = self._outputs.head.tokens
-            tensors = partial(tensors_of, queued, shape=work.shape, tokens=tokens, lsb_first=lsb_first)
+            tensors = partial(tensors_of, Wanted.of(queued), shape=work.shape, tokens=tokens, lsb_first=lsb_first)
             queued.reply = partial(_answer, sender, tensors)
         if work.stamp != NO_STAMP:
             queued.arrived = arrived_at(work.stamp)
