@@ -61,7 +61,6 @@ def test_a_server_that_is_not_there_fails_and_is_not_called_busy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_load_stops_with_the_server() -> None:
     """Nobody waits six minutes for a report on a server that ended in the first."""
     nowhere = Endpoints.free("127.0.0.1").grpc
@@ -79,6 +78,24 @@ def test_a_bad_plan_is_named_before_anything_runs(server: Endpoints) -> None:
         Target("smtp", server.grpc, "embed")
 
 
+def test_a_connection_is_closed_once() -> None:
+    """Under gevent gRPC counts channels, and waits for ever at the end for one that was closed twice."""
+    code = """
+import gc
+from grpc._channel import Channel
+from traffic.endpoints import TritonGrpc
+closed, close = [], Channel.close
+Channel.close = lambda channel: (closed.append(channel), close(channel))
+endpoint = TritonGrpc("127.0.0.1:1", "embed", 1.0)
+endpoint.close()
+del endpoint
+gc.collect()
+print(len(closed))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=_LOADTESTS, capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
+
+
 class _Handler(BaseHTTPRequestHandler):
     """`/v1/embeddings` that refuses every fourth request."""
 
@@ -87,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert body["model"] == "stub"
+        assert body["model"] == "any"
         type(self).calls += 1
         vector = base64.b64encode(np.zeros(8, np.float32).tobytes()).decode()
         words = sum(len(text.split()) for text in body["input"])
