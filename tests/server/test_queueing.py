@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,35 +25,45 @@ from tests.support.wire import Answer, embed, text_input
 
 pytestmark = pytest.mark.alone
 
-_BULK = make_texts(100, longest=110, seed=21)  # several seconds on a CPU
+_BULK = make_texts(100, longest=110, seed=21)
+_CLIENTS = 4
 
 
 class Bulk:
-    """A large request under way."""
+    """Large requests that were answered, and the seconds that each took."""
 
     def __init__(self) -> None:
-        self.answer: Answer | None = None
-        self.seconds = 0.0
+        self.answers: list[Answer] = []
+        self.seconds: list[float] = []
+
+    @property
+    def sequences(self) -> int:
+        """How many texts the engine ran for them."""
+        return len(self.answers) * len(_BULK)
 
 
 @contextmanager
 def bulk_under_way(server: Endpoints, counters: Counters) -> Iterator[Bulk]:
-    """From when the engine works on it until it is answered."""
-    bulk, batches = Bulk(), counters.read("rose_batches_total")
+    """From when the engine works on large requests; however fast it is, two of them or more wait until the end."""
+    bulk, batches, enough = Bulk(), counters.read("rose_batches_total"), threading.Event()
 
     def run() -> None:
         with grpcclient.InferenceServerClient(server.grpc) as client:
-            began = time.monotonic()
-            bulk.answer = embed(client, _BULK)
-            bulk.seconds = time.monotonic() - began
+            while not enough.is_set():
+                began = time.monotonic()
+                answer = embed(client, _BULK)
+                bulk.seconds.append(time.monotonic() - began)
+                bulk.answers.append(answer)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        wait_until(lambda: counters.read("rose_batches_total") > batches, "the bulk request is being worked on")
-        yield bulk
-    finally:
-        thread.join()
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        clients = [pool.submit(run) for _ in range(_CLIENTS)]
+        try:
+            wait_until(lambda: counters.read("rose_batches_total") > batches, "bulk requests are being worked on")
+            yield bulk
+        finally:
+            enough.set()
+            for client in clients:
+                client.result()
 
 
 def test_a_query_does_not_wait_for_a_bulk_request(
@@ -61,11 +73,10 @@ def test_a_query_does_not_wait_for_a_bulk_request(
         began = time.monotonic()
         answer = embed(grpc_client, ["a kettle boils water"])
         took = time.monotonic() - began
-        assert bulk.answer is None  # the larger request, which came first, is still under way
     assert_close(answer.rows[0], oracle.vector("a kettle boils water"))
-    assert took < bulk.seconds / 2
-    assert bulk.answer is not None
-    assert_close(bulk.answer.rows[:5], oracle.vectors(_BULK[:5]))
+    assert took < statistics.median(bulk.seconds) / 2
+    for large in bulk.answers:
+        assert_close(large.rows[:5], oracle.vectors(_BULK[:5]))
 
 
 def test_the_parameter_lane_says_where_a_request_queues(
@@ -93,7 +104,7 @@ def test_a_request_that_expires_in_the_queue_never_reaches_the_engine(
     server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
 ) -> None:
     before = counters.page()
-    with bulk_under_way(server, counters):
+    with bulk_under_way(server, counters) as bulk:
         with pytest.raises(InferenceServerException, match="timeout expired while it was queued") as refused:
             grpc_client.infer(
                 "embed", [text_input(grpcclient, ["tea"] * 5)], parameters={"lane": "bulk"}, timeout=100_000
@@ -103,7 +114,7 @@ def test_a_request_that_expires_in_the_queue_never_reaches_the_engine(
     assert after.read("rose_requests_total", outcome="expired") == 1 + before.read(
         "rose_requests_total", outcome="expired"
     )
-    assert after.read("rose_sequences_total") == before.read("rose_sequences_total") + len(_BULK)
+    assert after.read("rose_sequences_total") == before.read("rose_sequences_total") + bulk.sequences
 
 
 def test_a_cancelled_request_never_reaches_the_engine(
@@ -115,12 +126,12 @@ def test_a_cancelled_request_never_reaches_the_engine(
     tensor.set_data_from_numpy(work)
     sequences = counters.read("rose_sequences_total")
     cancelled = counters.read("rose_requests_total", outcome="cancelled")
-    with bulk_under_way(server, counters), pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-        grpc_client.infer("rose", [tensor], parameters={"lane": "bulk"}, client_timeout=0.2)
+    with bulk_under_way(server, counters) as bulk, pytest.raises(InferenceServerException, match="Deadline Exceeded"):
+        grpc_client.infer("rose", [tensor], parameters={"lane": "bulk"}, client_timeout=0.1)
     wait_until(
         lambda: counters.read("rose_requests_total", outcome="cancelled") == cancelled + 1, "it is counted as cancelled"
     )
-    assert counters.read("rose_sequences_total") == sequences + len(_BULK)
+    assert counters.read("rose_sequences_total") == sequences + bulk.sequences
 
 
 def test_queues_are_empty_afterwards(counters: Counters) -> None:
