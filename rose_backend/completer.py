@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _Rows = TypeVar("_Rows", bound="Rows")
 
+_SOON_SENT = 64  # sequences of an answer; thousands are megabytes, which take as long as a step of others
+
 
 class Rows(Protocol):
     """What a step returns: see `LazyTensor`."""
@@ -121,9 +123,9 @@ class Completer:
         return _Counts(self._deliver(answers, Outcome.SERVED, most_here), report)
 
     def _deliver(self, answers: list[Answer], outcome: Outcome, most_here: int) -> list[RequestReport]:
-        """Send answers, if they are few from here, and say what there is to count."""
+        """Send answers, if they are few and small from here, and say what there is to count."""
         now = time.monotonic()
-        if len(answers) <= most_here:
+        if len(answers) <= most_here and all([answer.request.num_sequences <= _SOON_SENT for answer in answers]):  # noqa: C419 (a list is quicker)
             for answer in answers:
                 answer.send()
         else:

@@ -145,6 +145,8 @@ class Request:
     """Sequences already in a batch; advanced by the packer (engine thread)."""
     packed_at: float | None = field(default=None, init=False)
     """`time.monotonic()` seconds when the first of them was packed."""
+    asked_at: float = field(default=float("-inf"), init=False)
+    """`time.monotonic()` seconds when `is_cancelled` was last asked."""
     num_done: int = field(default=0, init=False)
     """Sequences whose vectors have come back; advanced by the completer."""
     results: dict[Output, npt.NDArray[Any]] = field(default_factory=dict, init=False)

@@ -18,8 +18,9 @@ from rose_backend.packer import TokenPacker
 logger = logging.getLogger(__name__)
 
 _BULK_SEQUENCES = 32
+_SMALL_IN_A_TURN = 4  # online batches, each at most such a part of a bulk batch
 _ALONE_SECONDS = 10.0  # without a request in the online lane; then the next one may wait for a long batch
-_PATIENT_SECONDS = 0.05  # asking whether a sender has gone costs a message; not worth it for what hardly waited
+_PATIENT_SECONDS = 0.05  # asking whether a sender has gone costs a message: not of what hardly waited, nor every batch
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class LanedQueue:
     """Requests by lane. Not thread-safe: the service locks around it.
 
     Small requests go to the online lane, and large ones, which would hold them up, to the bulk lane. While both wait
-    they take turns, a batch each: an online request waits for one bulk batch at most, and bulk work never starves.
-    How large that is depends on whether anybody was online lately.
+    they take turns, a batch each; of online batches that are small beside a bulk one, a few are one turn, so that who
+    comes while another's small batch runs does not wait for a bulk batch, too. An online request waits for one bulk
+    batch at most, and bulk work never starves. How large that is depends on whether anybody was online lately.
 
     Attributes:
         config: bounds, and whether there are lanes at all.
@@ -69,7 +71,7 @@ class LanedQueue:
     _waiting: dict[Lane, deque[Request]] = field(init=False)
     _tokens: dict[Lane, int] = field(init=False)
     _dropped: list[Dropped] = field(default_factory=list, init=False)
-    _last: Lane = field(default=Lane.BULK, init=False)
+    _online_turn: int = field(default=0, init=False)  # of `_SMALL_IN_A_TURN`, how much of it was used
     _online_at: float = field(default=float("-inf"), init=False)
 
     def __post_init__(self) -> None:
@@ -100,15 +102,15 @@ class LanedQueue:
 
     def take(self) -> Batch | None:
         """The next batch, from the lane whose turn it is; None where nothing waits."""
-        lanes, now = (self._other(self._last), self._last), self.clock()
-        for lane in lanes:
+        now, online = self.clock(), self._online_turn < _SMALL_IN_A_TURN
+        for lane in (Lane.ONLINE, Lane.BULK) if online else (Lane.BULK, Lane.ONLINE):
             waiting = self._waiting[lane]
             if not waiting:
                 continue
             batch = self._packer_of(lane).take(waiting, partial(self._unwanted, now))
             if batch is not None:
                 self._tokens[lane] -= batch.num_tokens
-                self._last = lane
+                self._note_turn(lane, batch.num_tokens)
                 for segment in batch.segments:
                     if segment.request.packed_at is None:
                         segment.request.packed_at = now
@@ -148,9 +150,12 @@ class LanedQueue:
             return self.bulk.beside
         return self.bulk.alone
 
-    @staticmethod
-    def _other(lane: Lane) -> Lane:
-        return Lane.ONLINE if lane is Lane.BULK else Lane.BULK
+    def _note_turn(self, lane: Lane, num_tokens: int) -> None:
+        if lane is Lane.BULK:
+            self._online_turn = 0
+        else:
+            is_small = num_tokens * _SMALL_IN_A_TURN <= self.bulk_budget
+            self._online_turn += 1 if is_small else _SMALL_IN_A_TURN
 
     def _unwanted(self, now: float, request: Request) -> bool:
         """Whether nobody waits for the rest of a request any more."""
@@ -162,7 +167,7 @@ class LanedQueue:
                 f"the request's timeout expired while it was queued, {waited:.0f} ms after it came"
             )
             self._dropped.append(Dropped(request, error, Outcome.EXPIRED))
-        elif now > request.arrived + _PATIENT_SECONDS and _is_cancelled(request):
+        elif now > max(request.arrived, request.asked_at) + _PATIENT_SECONDS and _is_cancelled(request, now):
             error = UnavailableError("the request was cancelled while it was queued")
             self._dropped.append(Dropped(request, error, Outcome.CANCELLED))
         else:
@@ -172,9 +177,10 @@ class LanedQueue:
         return True
 
 
-def _is_cancelled(request: Request) -> bool:
+def _is_cancelled(request: Request, now: float) -> bool:
     if request.is_cancelled is None:
         return False
+    request.asked_at = now
     try:
         return request.is_cancelled()
     except Exception:

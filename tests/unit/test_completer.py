@@ -142,6 +142,23 @@ def test_a_slow_receiver_holds_up_neither_the_others_nor_the_next_batch() -> Non
     assert slow_done == [True]
 
 
+def test_sending_thousands_of_vectors_does_not_hold_up_who_comes_then() -> None:
+    begun, answered = threading.Event(), threading.Event()
+    in_time: list[bool] = []
+
+    def slow(_: object) -> None:
+        begun.set()
+        in_time.append(answered.wait(30))
+
+    service = RoseService(MadeUpEngine(_echo), TokenPacker(4096, 4096), Limits(100, 4096), NullMetrics())
+    many, one = np.ones(2000, np.int32), np.ones(1, np.int32)
+    service.submit(Request(many, many, slow))
+    assert begun.wait(30)
+    service.submit(Request(one, one, lambda _: answered.set()))
+    service.close()
+    assert in_time == [True]
+
+
 def test_a_wait_for_the_device_ends_with_the_batch() -> None:
     """Two slow batches teach that the third takes long, and the fourth should wait for it; it is quick."""
     quick = threading.Event()

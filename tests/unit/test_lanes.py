@@ -61,6 +61,30 @@ def test_lanes_take_turns_and_the_first_is_online() -> None:
     assert served(queue) == [[one], [bulk], [two], [bulk], [three], [bulk]]
 
 
+def test_four_small_batches_are_one_turn() -> None:
+    """Who comes while another's query runs does not wait for a bulk batch, too; and bulk work has half of the time."""
+    queue = queue_of()
+    queue.add(request(*[8] * 4), 0.0)
+    sizes = []
+    for length in (2, 1, 2, 2, 2, 2, 3, 2, 2):  # up to a quarter of 8 is small
+        queue.add(request(length), 0.0)
+        batch = queue.take()
+        assert batch is not None
+        sizes.append(batch.num_tokens)
+    assert sizes == [2, 1, 2, 2, 8, 4, 8, 5, 8]  # two that waited for a bulk batch share one
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [2, 8]
+
+
+def test_small_batches_do_not_save_up_turns() -> None:
+    queue = queue_of()
+    for _ in range(20):
+        queue.add(request(1), 0.0)
+        assert queue.take() is not None
+    queue.add(request(*[8] * 2), 0.0)
+    queue.add(request(1), 0.0)
+    assert [batch.num_tokens for batch in iter(queue.take, None)] == [8, 1, 8]
+
+
 def test_a_lane_alone_has_every_turn() -> None:
     queue = queue_of()
     one, two = request(6), request(6)
@@ -192,6 +216,18 @@ def test_cancelled_requests_leave_unpacked_if_they_waited() -> None:
     assert asked == []
     [dropped] = queue.take_dropped()
     assert (dropped.request, dropped.outcome) == (gone, Outcome.CANCELLED)
+
+
+def test_a_sender_is_not_asked_for_every_batch() -> None:
+    """Each time is a message to another process, for which everybody waits."""
+    clock = Clock()
+    queue, asked = queue_of(clock=clock), []
+    large = request(*[8] * 100)
+    large.is_cancelled = lambda: asked.append(clock.now) is not None
+    queue.add(large, 0.0)
+    while queue.take() is not None:
+        clock.now = round(clock.now + 0.004, 3)
+    assert asked == [0.052, 0.104, 0.156, 0.208, 0.26, 0.312, 0.364]
 
 
 def test_a_request_whose_part_failed_leaves_without_another_answer() -> None:
