@@ -34,6 +34,7 @@ _PROBE_SECONDS = 30.0  # Triton runs on a probe that is given up, so a busy serv
 _POLL_SECONDS = 0.1
 _UNLOAD_SECONDS = 60.0
 _LOAD_SECONDS = 600.0
+_END_SECONDS = 30.0
 _DRAIN_SECONDS = 60.0  # for the accepted work of stubs that live when their neighbour died
 
 
@@ -163,6 +164,9 @@ class _Watch:
         """Kill what is left of the generation before: its unloading never ends, and it holds memory."""
         for stub in self._leftover:
             stub.kill()
+        deadline = time.monotonic() + _END_SECONDS  # till then the system takes its time to have their memory back
+        while self._leftover & self._server.stubs() and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
         self._leftover = frozenset()
 
     def _report(self, health: ModelHealth, event: Event | None) -> None:

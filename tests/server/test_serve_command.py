@@ -116,7 +116,7 @@ def test_sigterm_while_starting_leaves_nothing_behind(tmp_path: Path, command: s
             wait_until(lambda: any(pid != process.pid for pid in processes_mentioning(tmp_path)), "a server is there")
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 128 + signal.SIGTERM
-        wait_until(lambda: processes_mentioning(tmp_path) == [], "every process is gone", seconds=20)
+        wait_until(lambda: processes_mentioning(tmp_path) == [], "every process is gone")
     finally:
         for left in processes_mentioning(tmp_path):
             os.kill(left, signal.SIGKILL)
