@@ -38,9 +38,9 @@ def _model(kind: str) -> torch.nn.Module:
     if kind == "bert":
         return randomised(BertModel(BertConfig(**_SHAPE)))
     if kind == "modernbert":
-        return randomised(ModernBertModel(ModernBertConfig(**_SHAPE, local_attention=8, pad_token_id=0)))
+        return randomised(ModernBertModel(ModernBertConfig(**_SHAPE, local_attention=8, pad_token_id=0)), spread=0.2)
     if kind == "nomic_bert":
-        return randomised(NomicBertModel(NomicBertConfig(**_SHAPE)))
+        return randomised(NomicBertModel(NomicBertConfig(**_SHAPE)), spread=0.2)
     if kind == "gemma3":
         shape = {**_SHAPE, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}
         return randomised(Gemma3TextModel(Gemma3TextConfig(**shape, use_bidirectional_attention=True)))
