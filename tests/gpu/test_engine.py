@@ -518,15 +518,18 @@ def test_the_time_between_ends_is_the_devices(tmp_path: Path) -> None:
     assert isinstance(runner, CudaRunner)
     batch = synthetic_batch(100, 10, _VOCAB)
     runner.run_eagerly(batch).wait()
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first = runner.run_eagerly(batch)
     with torch.cuda.stream(runner._stream):
+        began.record()
         torch.cuda._sleep(200_000_000)  # cycles
     second = runner.run_eagerly(batch)
+    with torch.cuda.stream(runner._stream):
+        ended.record()
     first.wait()
-    began = time.monotonic()
     second.wait()
-    passed = time.monotonic() - began
     time.sleep(0.05)
+    passed = began.elapsed_time(ended) / 1e3
     assert passed > 0.05
     assert second.seconds_since(first) == pytest.approx(passed, abs=0.005)
     engine.close()
