@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from rose_backend.config import EngineConfig, HeadConfig
 from rose_backend.core import FLOAT, Batch, Output
 from rose_backend.graphs import GraphCache
 from rose_backend.lazy_tensor import LazyTensor
-from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cuda
+from rose_backend.startup import CUDA_SIZES, Budgets, prepare_cpu, prepare_cuda
 
 _SLOW_FROM = 2048
 
@@ -62,6 +63,15 @@ def test_what_cannot_be_recorded_never_is(budget: int | None) -> None:
     assert budget is None or budgets == Budgets.given(budget)
     for _ in range(3):
         assert runner.graphs.find(Bucket.fitting(100, 4, 30))[1] is None
+
+
+def test_bulk_work_on_a_cpu_makes_room_for_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two cores measured it for MiniLM: a query that has to wait for a batch waits for half as long."""
+    monkeypatch.setattr(startup, "measure", lambda *_, **__: {256: 40.8, 512: 75.8, 1024: 147.1})
+    budgets = prepare_cpu(
+        cast(Any, SimpleNamespace(run=None)), EngineConfig(Path(), 512, HeadConfig(), "cpu"), vocab_size=100
+    )
+    assert budgets == Budgets(tokens=1024, beside=512, bulk=1024)
 
 
 @pytest.mark.parametrize("budget", [None, 16])
