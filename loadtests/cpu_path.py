@@ -17,7 +17,6 @@ import random
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +28,7 @@ import tritonclient.grpc.aio as aioclient
 from closed_loop import draw_texts
 from environment import describe_machine, write_result
 from kept_awake import kept_awake
+from metrics_page import settled_sums
 
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.repository import Repository
@@ -36,24 +36,12 @@ from rose_ensemble.server_process import Endpoints, ServerProcess
 from rose_ensemble.tritonserver import find_server
 
 _STAGES = ("tokenize", "queue", "step", "request")
-_FLUSHED_SECONDS = 1.1
 _BLOCK = 40
 _BARE = Path(__file__).parent / "bare_ensemble"
 _BARE_MODEL = "bare"
 
 Ask = Callable[[grpcclient.InferInput], float]
 """Sends one request; the seconds until its vector was there."""
-
-
-def sums(url: str) -> dict[str, float]:
-    """Sums and counts of the server's histograms of times."""
-    with urllib.request.urlopen(f"http://{url}/metrics", timeout=10) as answer:
-        lines = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if line.startswith("rose_")]
-    found: dict[str, float] = {}
-    for name, value in lines:
-        key = name.split("{")[0]
-        found[key] = found.get(key, 0.0) + float(value)
-    return found
 
 
 def main() -> None:
@@ -95,14 +83,12 @@ def timed(ask: Ask, metrics: str, num_blocks: int) -> dict[str, Any]:
     pool = [tensor_of(draw_texts(rng, 1, 24)[0]) for _ in range(32)]
     for tensor in pool:
         ask(tensor)
-    time.sleep(_FLUSHED_SECONDS)
     latencies: list[float] = []
     adds: list[float] = []
-    first = before = sums(metrics)
+    first = before = settled_sums(metrics)
     for _ in range(num_blocks):
         block = [ask(tensor) for tensor in rng.choices(pool, k=_BLOCK)]
-        time.sleep(_FLUSHED_SECONDS)
-        after = sums(metrics)
+        after = settled_sums(metrics)
         adds.append(statistics.fmean(block) - mean_seconds("step", before, after))
         latencies += block
         before = after

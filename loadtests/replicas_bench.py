@@ -28,13 +28,15 @@ from typing import Any
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
 from environment import describe_machine, write_result
+from metrics_page import sums
 from random_checkpoint import write_qwen3_embedding
-from server_bench import metric, numerics, process
+from server_bench import numerics, process
 
 from rose_client import AsyncRoseClient, RequestError
 from rose_ensemble.stubs import live_stubs
 
 _HTTP, _GRPC, _METRICS = 8700, 8701, 8702
+_METRICS_PAGE = f"127.0.0.1:{_METRICS}"
 _MODEL = "embed-0.6b"
 _TARGET = Target("triton", f"127.0.0.1:{_GRPC}", _MODEL)
 _PER_ENGINE = {
@@ -156,13 +158,18 @@ def main() -> None:
         plans["2 on 1"] = devices * 2
     for label, chosen in plans.items():
         with serving(folder, work, chosen):
-            busy = metric("rose_step_seconds_sum")
+            busy = sums(_METRICS_PAGE).get("rose_step_seconds_sum", 0.0)
             began = time.perf_counter()
             result["rows"] += load_rows(label, len(chosen), args.share)
             result["rows"].append(asyncio.run(bulk_row(label)))
             time.sleep(1)
             seconds = time.perf_counter() - began
-            print(label, "busy for", round((metric("rose_step_seconds_sum") - busy) / seconds, 2), flush=True)
+            print(
+                label,
+                "busy for",
+                round((sums(_METRICS_PAGE).get("rose_step_seconds_sum", 0.0) - busy) / seconds, 2),
+                flush=True,
+            )
             if label == str(counts[-1]):
                 if not args.no_numerics:
                     result["numerics"] = numerics(folder)

@@ -23,16 +23,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
 from environment import describe_machine, write_result
+from metrics_page import settled_sums
 from random_checkpoint import write_qwen3_embedding
 
 _HTTP, _GRPC, _METRICS, _VLLM = 8700, 8701, 8702, 8710
+_METRICS_PAGE = f"127.0.0.1:{_METRICS}"
 _TRITON = Target("triton", f"127.0.0.1:{_GRPC}", "embed-0.6b")
 _START_SECONDS = 240
 
@@ -49,21 +51,15 @@ LOADS: dict[str, Load] = {
 }
 _STAGES = ("tokenize", "queue", "step", "copy", "request")  # tokenize: of a call; queue: from arrival to the batch
 _GRAPHS = ("eager", "captures", "replays", "covered")
-_WATCHED = (
-    "rose_tokens_total",
-    "rose_sequences_total",
-    "rose_batches_total",
-    *(f"rose_graph_{kind}_total" for kind in _GRAPHS),
-    *(f"rose_{stage}_seconds_{part}" for stage in _STAGES for part in ("sum", "count")),
-)
 _ALONE_SECONDS = 10.5  # after which bulk work gets the batches of a night
-_FLUSHED_SECONDS = 1.0
 _SLOW_SHARE = 5  # vLLM is given this many times fewer requests, so that a run ends
 
 
 @contextmanager
 def process(command: list[str], ready: str, log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
     """A server in a session of its own, from when `ready` answers 200 until it is stopped."""
+    if _answers(ready):
+        raise RuntimeError(f"{ready} answers already: another server would be measured")
     with log.open("wb") as file:
         running = subprocess.Popen(
             command, stdout=file, stderr=file, env={**os.environ, **(environment or {})}, start_new_session=True
@@ -99,13 +95,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-def metric(name: str) -> float:
-    """A sum over the server's samples of one metric."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{_METRICS}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
-
-
 class GpuBusy:
     """Share of the time some kernel ran on the first card, as the driver samples it; a context manager."""
 
@@ -131,11 +120,8 @@ def rose_rows(quick: bool) -> list[dict[str, Any]]:
             time.sleep(_ALONE_SECONDS)
             bulk = True
         measure(_TRITON, Load(load.num_words, load.num_texts, load.concurrency, max(8, load.num_requests // 5)))
-        before = {key: metric(key) for key in _WATCHED}
-        with GpuBusy() as busy:
-            row = measure(_TRITON, load)
-        time.sleep(_FLUSHED_SECONDS)
-        delta = {key: metric(key) - value for key, value in before.items()}
+        busy = GpuBusy()
+        row, delta = watched(load, busy)
         row |= {
             "tokens_per_text": round(delta["rose_tokens_total"] / max(1, delta["rose_sequences_total"]), 1),
             "tokens_per_batch": round(delta["rose_tokens_total"] / max(1, delta["rose_batches_total"])),
@@ -160,10 +146,8 @@ def half_rate_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for words in (24, 120, 480):
         peak = max(r["requests_per_s"] for r in rows if r["num_words"] == words and r["num_texts"] == 1)
         measure(_TRITON, Load(words, 1, 64, int(peak / 2), rate=peak / 2))
-        captures = metric("rose_graph_captures_total")
-        row = measure(_TRITON, Load(words, 1, 64, int(peak / 2 * 4), rate=peak / 2))
-        time.sleep(_FLUSHED_SECONDS)
-        row["graph_captures"] = round(metric("rose_graph_captures_total") - captures)
+        row, delta = watched(Load(words, 1, 64, int(peak / 2 * 4), rate=peak / 2))
+        row["graph_captures"] = round(delta["rose_graph_captures_total"])
         found.append({"server": "rose", "load": f"{words} words, open loop at half the peak", **row})
         print(found[-1], flush=True)
     return found
@@ -210,13 +194,14 @@ def queries_under_bulk() -> dict[str, Any]:
     return row
 
 
-def watched(load: Load) -> tuple[dict[str, Any], dict[str, float]]:
+def watched(
+    load: Load, during: AbstractContextManager[object] | None = None
+) -> tuple[dict[str, Any], dict[str, float]]:
     """What `measure` says of a load, and by how much the server's metrics grew meanwhile."""
-    time.sleep(_FLUSHED_SECONDS)
-    before = {key: metric(key) for key in _WATCHED}
-    row = measure(_TRITON, load)
-    time.sleep(_FLUSHED_SECONDS)
-    return row, {key: metric(key) - value for key, value in before.items()}
+    before = settled_sums(_METRICS_PAGE)
+    with during or nullcontext():
+        row = measure(_TRITON, load)
+    return row, {key: value - before.get(key, 0.0) for key, value in settled_sums(_METRICS_PAGE).items()}
 
 
 def numerics(folder: Path) -> dict[str, float]:
