@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _Rows = TypeVar("_Rows", bound="Rows")
 
-_SOON_SENT = 64  # sequences of an answer; thousands are megabytes, which take as long as a step of others
+_SOON_SENT = 1 << 18  # bytes of an answer; to send megabytes takes as long as a step of others
 
 
 class Rows(Protocol):
@@ -125,7 +125,7 @@ class Completer:
     def _deliver(self, answers: list[Answer], outcome: Outcome, most_here: int) -> list[RequestReport]:
         """Send answers, if they are few and small from here, and say what there is to count."""
         now = time.monotonic()
-        if len(answers) <= most_here and all([answer.request.num_sequences <= _SOON_SENT for answer in answers]):  # noqa: C419 (a list is quicker)
+        if len(answers) <= most_here and all(map(_is_small, answers)):
             for answer in answers:
                 answer.send()
         else:
@@ -197,3 +197,8 @@ class Completer:
             return []
         request.answered = True
         return [Answer(request, content)]
+
+
+def _is_small(answer: Answer) -> bool:
+    content = answer.content
+    return isinstance(content, RoseError) or sum(values.nbytes for values in content.values()) <= _SOON_SENT

@@ -150,7 +150,10 @@ def test_sending_thousands_of_vectors_does_not_hold_up_who_comes_then() -> None:
         begun.set()
         in_time.append(answered.wait(30))
 
-    service = RoseService(MadeUpEngine(_echo), TokenPacker(4096, 4096), Limits(100, 4096), NullMetrics())
+    def step(batch: Batch) -> Rows:
+        return MadeUp(lambda: np.ones((batch.num_sequences, 64), np.float32))
+
+    service = RoseService(MadeUpEngine(step), TokenPacker(4096, 4096), Limits(100, 4096), NullMetrics())
     many, one = np.ones(2000, np.int32), np.ones(1, np.int32)
     service.submit(Request(many, many, slow))
     assert begun.wait(30)
