@@ -16,6 +16,8 @@ def end_with_server() -> None:
     """From now on end this process, at once and whatever it is doing, when the process that started it is gone.
 
     An orderly end is not possible then: an answer under way waits for a receipt that nobody will send.
+    Triton may keep the interpreter's lock while it waits for its server, and then this thread cannot run either; what
+    `rose serve` started is ended by `ServerProcess.stop`.
     """
     server = os.getppid()
     threading.Thread(target=_watch, args=(server,), name="rose-orphan", daemon=True).start()

@@ -8,14 +8,15 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO
 
 from rose_backend.errors import RoseError
-from rose_ensemble.stubs import Stub, live_stubs
+from rose_ensemble.stubs import Stub, left_stubs, live_stubs
 from rose_ensemble.triton_http import TritonHttp
 from rose_ensemble.tritonserver import TritonServer
 
@@ -103,6 +104,24 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@contextmanager
+def _held_signals(held: list[int]) -> Iterator[None]:
+    """Collect SIGTERM and SIGINT instead of handling them: what they raise while a process starts would lose it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def hold(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
+        held.append(signum)
+
+    previous = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 class ServerProcess:
     """A running tritonserver; as a context manager it is stopped on the way out.
 
@@ -138,10 +157,18 @@ class ServerProcess:
         self.stopping = threading.Event()
         self._http = TritonHttp(endpoints.host, endpoints.http_port)
         self._abandoned: frozenset[Stub] = frozenset()
-        # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
-        self._process = subprocess.Popen(  # noqa: S603 (our own command line)
-            command, env={**os.environ, **server.environment}, stdout=log, stderr=log, start_new_session=True
-        )
+        held: list[int] = []
+        with _held_signals(held):
+            # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
+            self._process = subprocess.Popen(  # noqa: S603 (our own command line)
+                command, env={**os.environ, **server.environment}, stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            for number in held:
+                signal.raise_signal(number)
+        except BaseException:
+            self.stop()
+            raise
 
     @property
     def pid(self) -> int:
@@ -198,13 +225,19 @@ class ServerProcess:
                 signal.signal(number, handler)
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Ask the server to finish what it has and end; kill it after `timeout` seconds."""
+        """Ask the server to finish what it has and end; kill it after `timeout` seconds, and what it leaves behind.
+
+        A stub may wait for ever for a server that ended first, and so that none of its own threads can end it: Triton
+        keeps Python's interpreter lock while it waits for its server to have made a metric.
+        """
         if self._process.poll() is None:
             self.terminate()
             try:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self._kill()
+        for stub in left_stubs(self.pid):
+            stub.kill()
 
     def __enter__(self) -> ServerProcess:
         return self

@@ -32,16 +32,26 @@ class Stub:
 
 def live_stubs(server: int) -> frozenset[Stub]:
     """Stubs that the tritonserver with this process id started and that have not ended (stopped ones live)."""
-    found = (_read(int(entry.name), server) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return _found(parent=server)
+
+
+def left_stubs(server: int) -> frozenset[Stub]:
+    """Stubs that live of a tritonserver that had a process group of its own, also where it has ended itself."""
+    return _found(group=server)
+
+
+def _found(*, parent: int | None = None, group: int | None = None) -> frozenset[Stub]:
+    found = (_read(int(entry.name), parent, group) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return frozenset(stub for stub in found if stub is not None)
 
 
-def _read(pid: int, parent: int | None = None) -> Stub | None:
+def _read(pid: int, parent: int | None = None, group: int | None = None) -> Stub | None:
     folder = Path("/proc") / str(pid)
     try:
-        # After the name in parentheses, which may hold anything: state, parent, ..., and as the 20th the beginning.
+        # After the name in parentheses, which may hold anything: state, parent, process group, ..., and as the 20th the
+        # beginning.
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "ZX" or (parent is not None and int(fields[1]) != parent):
+        if fields[0] in "ZX" or parent not in (None, int(fields[1])) or group not in (None, int(fields[2])):
             return None
         command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile

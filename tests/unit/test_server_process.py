@@ -6,8 +6,11 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,3 +146,41 @@ def test_a_server_that_holds_only_abandoned_processes_is_ended(tmp_path: Path) -
     assert process.wait() == 0
     assert (tmp_path / "answered").exists()
     assert processes_mentioning(tmp_path / "old") == []
+
+
+@pytest.mark.parametrize("ends", ["when asked", "by itself"])
+def test_what_a_server_leaves_behind_is_ended(tmp_path: Path, ends: str) -> None:
+    """A process of a model may wait for ever for a server that ended first."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = (
+        "import os, subprocess, time; "
+        f"both = os.open({str(fifo)!r}, os.O_RDWR); "  # so that reading it never ends
+        f"subprocess.Popen({stub_command(tmp_path)}, executable='/bin/sh', stdin=both); time.sleep(600)"
+    )
+    with _started(script, tmp_path) as server:
+        wait_until(lambda: len(server.stubs()) == 1, "the stub is there")
+        [stub] = server.stubs()
+        if ends == "by itself":
+            os.kill(server.pid, signal.SIGKILL)
+            assert server.wait() == -signal.SIGKILL
+            assert stub.pid in processes_mentioning(tmp_path)
+    wait_until(lambda: stub.pid not in processes_mentioning(tmp_path), "it has ended")
+
+
+def test_a_signal_in_the_midst_of_starting_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Signalled(subprocess.Popen[bytes]):
+        """One after whose start the signal comes, before anybody knows the process."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(subprocess, "Popen", Signalled)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            _started(f"import time; time.sleep(600)  # {tmp_path}", tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert processes_mentioning(f"# {tmp_path}") == []
