@@ -231,7 +231,10 @@ def test_a_busy_engine_is_not_taken_for_a_dead_one(tmp_path: Path, caplog: pytes
 
 @contextmanager
 def _statuses(url: str) -> Iterator[list[int]]:
-    """What the address answers, asked again and again beside the block."""
+    """What the address answers, asked again and again beside the block.
+
+    By several: one of them may share a thread of Triton's front end with the request to load, and wait for its end.
+    """
     seen: list[int] = []
     stop = threading.Event()
 
@@ -243,13 +246,15 @@ def _statuses(url: str) -> Iterator[list[int]]:
             except urllib.error.HTTPError as refusal:
                 seen.append(refusal.code)
 
-    thread = threading.Thread(target=ask)
-    thread.start()
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
     try:
         yield seen
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 def _address(url: str) -> tuple[str, int]:
