@@ -13,9 +13,9 @@ import multiprocessing
 import random
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
@@ -28,6 +28,8 @@ from rose_ensemble.server_process import Endpoints, ServerProcess
 from rose_ensemble.tritonserver import find_server
 
 _WORDS, _BULK_WORDS, _BULK_TEXTS = 24, 120, 2_000
+Watched: TypeAlias = tuple[dict[str, Any], dict[str, float]]
+
 _STEPS, _SECONDS = "rose_step_seconds_count", "rose_step_seconds_sum"
 
 
@@ -52,29 +54,36 @@ def main() -> None:
 
 
 def compared(target: Target, metrics: str, load: Load) -> dict[str, Any]:
-    """Latencies of the load alone and beside bulk work."""
-    alone, apart = watched(target, metrics, load)
+    """Latencies of the load alone and beside bulk work; a part of it has run just before each."""
+    first = Load(load.num_words, 1, 1, 20, rate=load.rate)
+    measure(target, first)
+    alone = watched(target, metrics, load)
     with bulk_work(target):
-        under, beside = watched(target, metrics, load)
-    query_step = apart[_SECONDS] / apart[_STEPS]
-    bulk_steps = beside[_STEPS] - load.num_requests
-    return {
-        "rate": load.rate,
-        "num_queries": load.num_requests,
-        **{f"alone_{key}": alone[key] for key in ("p50_ms", "p99_ms")},
-        **{f"under_bulk_{key}": under[key] for key in ("p50_ms", "p99_ms")},
-        "query_step_ms": round(query_step * 1e3, 1),
-        "bulk_step_ms": round((beside[_SECONDS] - load.num_requests * query_step) / bulk_steps * 1e3, 1),
-        "bulk_texts": round(beside["rose_sequences_total"] - load.num_requests),
-    }
+        measure(target, first)
+        under = watched(target, metrics, load)
+    return {"rate": load.rate, "num_queries": load.num_requests, **comparison(alone, under)}
 
 
-def watched(target: Target, metrics: str, load: Load) -> tuple[dict[str, Any], dict[str, float]]:
-    """What `measure` says, and by how much the server's metrics grew; the same load has run just before, in part."""
-    measure(target, Load(load.num_words, 1, 1, 20, rate=load.rate))
+def watched(target: Target, metrics: str, load: Load, during: AbstractContextManager[object] | None = None) -> Watched:
+    """What `measure` says of a load, and by how much the server's metrics grew meanwhile."""
     before = settled_sums(metrics)
-    row = measure(target, load)
+    with during or nullcontext():
+        row = measure(target, load)
     return row, {key: value - before.get(key, 0.0) for key, value in settled_sums(metrics).items()}
+
+
+def comparison(alone: Watched, under: Watched) -> dict[str, Any]:
+    """Of the same queries alone and under bulk work; nearly each is a batch of its own, other steps are bulk work's."""
+    count = alone[0]["num_requests"]
+    query_step = alone[1][_SECONDS] / alone[1][_STEPS]
+    bulk_steps = under[1][_STEPS] - count
+    return {
+        **{f"alone_{key}": alone[0][key] for key in ("p50_ms", "p99_ms")},
+        **{f"under_bulk_{key}": under[0][key] for key in ("p50_ms", "p99_ms")},
+        "query_step_ms": round(query_step * 1e3, 2),
+        "bulk_step_ms": round((under[1][_SECONDS] - count * query_step) / bulk_steps * 1e3, 2),
+        "bulk_texts": round(under[1]["rose_sequences_total"] - count),
+    }
 
 
 @contextmanager

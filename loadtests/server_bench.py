@@ -23,14 +23,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from closed_loop import Load, Target, draw_texts, measure
 from environment import describe_machine, write_result
-from metrics_page import settled_sums
+from queries_under_bulk import comparison, watched
 from random_checkpoint import write_qwen3_embedding
 
 _HTTP, _GRPC, _METRICS, _VLLM = 8700, 8701, 8702, 8710
@@ -121,7 +121,7 @@ def rose_rows(quick: bool) -> list[dict[str, Any]]:
             bulk = True
         measure(_TRITON, Load(load.num_words, load.num_texts, load.concurrency, max(8, load.num_requests // 5)))
         busy = GpuBusy()
-        row, delta = watched(load, busy)
+        row, delta = watched(_TRITON, _METRICS_PAGE, load, busy)
         row |= {
             "tokens_per_text": round(delta["rose_tokens_total"] / max(1, delta["rose_sequences_total"]), 1),
             "tokens_per_batch": round(delta["rose_tokens_total"] / max(1, delta["rose_batches_total"])),
@@ -146,7 +146,7 @@ def half_rate_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for words in (24, 120, 480):
         peak = max(r["requests_per_s"] for r in rows if r["num_words"] == words and r["num_texts"] == 1)
         measure(_TRITON, Load(words, 1, 64, int(peak / 2), rate=peak / 2))
-        row, delta = watched(Load(words, 1, 64, int(peak / 2 * 4), rate=peak / 2))
+        row, delta = watched(_TRITON, _METRICS_PAGE, Load(words, 1, 64, int(peak / 2 * 4), rate=peak / 2))
         row["graph_captures"] = round(delta["rose_graph_captures_total"])
         found.append({"server": "rose", "load": f"{words} words, open loop at half the peak", **row})
         print(found[-1], flush=True)
@@ -157,10 +157,9 @@ def queries_under_bulk() -> dict[str, Any]:
     """One-line queries, alone and while 2,000-text requests run one after another.
 
     Both have run beside each other once before: what is asked is what bulk work costs, not what its first graphs do.
-    How long a step of bulk work is follows from all steps, since nearly every query is a batch of its own.
     """
     load = Load(24, 1, 8, 1600, rate=100.0)
-    alone, apart = watched(load)
+    alone = watched(_TRITON, _METRICS_PAGE, load)
     stop = threading.Event()
 
     def bulk() -> None:
@@ -171,37 +170,18 @@ def queries_under_bulk() -> dict[str, Any]:
     thread.start()
     try:
         measure(_TRITON, load)
-        under, beside = watched(load)
+        under = watched(_TRITON, _METRICS_PAGE, load)
     finally:
         stop.set()
         thread.join()
-    steps, seconds = (f"rose_step_seconds_{part}" for part in ("count", "sum"))
-    query_step = apart[seconds] / apart[steps]
-    bulk_steps = beside[steps] - load.num_requests
     row = {
         "server": "rose",
         "load": "24 words at 100/s, alone and under 2,000-text requests",
-        "alone_p50_ms": alone["p50_ms"],
-        "alone_p99_ms": alone["p99_ms"],
-        "under_bulk_p50_ms": under["p50_ms"],
-        "under_bulk_p99_ms": under["p99_ms"],
-        "query_step_ms": round(query_step * 1e3, 2),
-        "bulk_step_ms": round((beside[seconds] - load.num_requests * query_step) / bulk_steps * 1e3, 2),
-        "bulk_texts": round(beside["rose_sequences_total"] - load.num_requests),
-        **{f"graph_{kind}": round(beside[f"rose_graph_{kind}_total"]) for kind in _GRAPHS},
+        **comparison(alone, under),
+        **{f"graph_{kind}": round(under[1][f"rose_graph_{kind}_total"]) for kind in _GRAPHS},
     }
     print(row, flush=True)
     return row
-
-
-def watched(
-    load: Load, during: AbstractContextManager[object] | None = None
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """What `measure` says of a load, and by how much the server's metrics grew meanwhile."""
-    before = settled_sums(_METRICS_PAGE)
-    with during or nullcontext():
-        row = measure(_TRITON, load)
-    return row, {key: value - before.get(key, 0.0) for key, value in settled_sums(_METRICS_PAGE).items()}
 
 
 def numerics(folder: Path) -> dict[str, float]:
