@@ -51,6 +51,7 @@ class _Launched:
 
     batch: Batch
     rows: Rows
+    end: Ended | None
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,20 @@ class Completer:
         self._thread = threading.Thread(target=self._run, name="rose-completer")
         self._thread.start()
 
-    def complete(self, batch: Batch, rows: Rows) -> None:
-        """Have a launched batch's requests answered, once its vectors are there."""
-        self._items.put(_Launched(batch, rows))
+    def complete(self, batch: Batch, rows: Rows, end: Ended | None = None) -> None:
+        """Have a launched batch's requests answered, once its vectors are there.
 
-    def complete_here(self, batch: Batch, rows: Rows) -> None:
+        Args:
+            batch: whose requests.
+            rows: what its step returned.
+            end: of a batch that is known to be done; `finished` is not called for it.
+        """
+        self._items.put(_Launched(batch, rows, end))
+
+    def complete_here(self, batch: Batch, rows: Rows, end: Ended | None = None) -> None:
         """Answer them from this thread, several from others: it has nothing else to do before."""
         # Others may wait for this thread, and nobody for the metrics.
-        self._items.put(self._answer(batch, rows, most_here=1))
+        self._items.put(self._answer(batch, rows, end, most_here=1))
 
     def drop(self, item: Dropped) -> None:
         """Have a request answered with an error, unless it has its answer."""
@@ -104,16 +111,20 @@ class Completer:
             if isinstance(item, Dropped):
                 item = _Counts(self._deliver(self._settle(item.request, item.error), item.outcome, most_here), None)
             elif isinstance(item, _Launched):
-                item = self._answer(item.batch, item.rows, most_here)
+                item = self._answer(item.batch, item.rows, item.end, most_here)
             if item.requests:
                 self._metrics.requests_done(item.requests)
             if item.batch is not None:
                 self._metrics.batch_done(item.batch)
 
-    def _answer(self, batch: Batch, rows: Rows, most_here: int) -> _Counts:
+    def _answer(self, batch: Batch, rows: Rows, end: Ended | None, most_here: int) -> _Counts:
         """Answer a batch's requests, up to a number of them from this thread."""
         try:
-            results, report = self._wait_for(batch, rows)
+            if end is None:
+                results, end = self._wait_for(rows)
+            else:
+                results = rows.results()
+            report = BatchReport(batch, end.seconds, rows.copy_seconds, rows.padding, rows.replayed, end.at)
             answers = self._hand_out(batch, results)
         except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
@@ -132,7 +143,7 @@ class Completer:
             self._answerers.deliver(answers)
         return [RequestReport(answer.request, outcome, now - answer.request.arrived) for answer in answers]
 
-    def _wait_for(self, batch: Batch, rows: Rows) -> tuple[Results, BatchReport]:
+    def _wait_for(self, rows: Rows) -> tuple[Results, Ended]:
         before, self._before, since = self._before, None, None
         try:
             results = rows.results()
@@ -142,7 +153,7 @@ class Completer:
             end = self._finished(since)
         if end.num_under_way and not rows.at_once:
             self._before = rows
-        return results, BatchReport(batch, end.seconds, rows.copy_seconds, rows.padding, rows.replayed, end.at)
+        return results, end
 
     def _hand_out(self, batch: Batch, vectors: Results) -> list[Answer]:
         """Put a batch's vectors back in the order of its segments; the answers of requests that are whole."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
 from rose_backend.attention.base import Attentions, RaggedLayout
+from rose_backend.attention.interrupted import interrupted
 from rose_backend.attention.sdpa import SdpaBackend
 from rose_backend.core import FLOAT, OF_TOKENS, Batch
 from rose_backend.forward import forward
@@ -32,7 +35,7 @@ class CpuRunner:
         self._backends = [SdpaBackend(geometry, self._ops) for geometry in model.geometries]
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> LazyTensor:
+    def run(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> LazyTensor:
         """See `Runner`."""
         input_ids, offsets = batch.input_ids, batch.cu_seqlens
         num_tokens = padded_rows(batch.num_tokens) if self._multiplies_packed else batch.num_tokens
@@ -44,6 +47,8 @@ class CpuRunner:
         layout = RaggedLayout(cu_seqlens, num_tokens, max(batch.max_seqlen, padding))
         attends = Attentions.open(self._backends, layout)
         attends.plan(torch.from_numpy(batch.cu_seqlens))
+        if between_layers is not None:
+            attends = interrupted(attends, between_layers)
         fields = {name: torch.from_numpy(values) for name, values in batch.fields.items()}
         inputs = DeviceInputs(torch.from_numpy(input_ids), cu_seqlens, torch.from_numpy(batch.normalize), fields)
         if not batch.keeps_tokens:

@@ -86,7 +86,7 @@ class CudaRunner:
         self._covers: deque[Bucket] | None = None  # still to be recorded; made when first asked for
         self.hot = HotBuckets.of(config, torch.cuda.get_device_name(self._device), largest)
 
-    def run(self, batch: Batch) -> LazyTensor:
+    def run(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> LazyTensor:  # noqa: ARG002
         """See `Runner`."""
         bucket = Bucket.fitting(batch.num_tokens, batch.num_sequences, batch.max_seqlen)
         self._own_stream()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -81,9 +82,14 @@ class RoseEngine:
         """Token ids are below it."""
         return self._model.vocab_size
 
-    def step(self, batch: Batch) -> LazyTensor:
-        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
-        return self.runner.run(batch)
+    def step(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> LazyTensor:
+        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order.
+
+        Args:
+            batch: what to run.
+            between_layers: see `Runner.run`.
+        """
+        return self.runner.run(batch, between_layers)
 
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""

@@ -55,7 +55,8 @@ class LanedQueue:
     Small requests go to the online lane, and large ones, which would hold them up, to the bulk lane. While both wait
     they take turns, a batch each; of online batches that are small beside a bulk one, a few are one turn, so that who
     comes while another's small batch runs does not wait for a bulk batch, too. An online request waits for one bulk
-    batch at most, and bulk work never starves. How large that is depends on whether anybody was online lately.
+    batch at most, and bulk work never starves. How large that is depends on whether anybody was online lately. Where
+    a step can be interrupted, the online lane has its turn inside the bulk batch instead of after it.
 
     Attributes:
         config: bounds, and whether there are lanes at all.
@@ -102,20 +103,16 @@ class LanedQueue:
 
     def take(self) -> Batch | None:
         """The next batch, from the lane whose turn it is; None where nothing waits."""
-        now, online = self.clock(), self._online_turn < _SMALL_IN_A_TURN
-        for lane in (Lane.ONLINE, Lane.BULK) if online else (Lane.BULK, Lane.ONLINE):
-            waiting = self._waiting[lane]
-            if not waiting:
-                continue
-            batch = self._packer_of(lane).take(waiting, partial(self._unwanted, now))
+        lanes = (Lane.ONLINE, Lane.BULK) if self._is_online_turn else (Lane.BULK, Lane.ONLINE)
+        for lane in lanes:
+            batch = self._take_from(lane)
             if batch is not None:
-                self._tokens[lane] -= batch.num_tokens
-                self._note_turn(lane, batch.num_tokens)
-                for segment in batch.segments:
-                    if segment.request.packed_at is None:
-                        segment.request.packed_at = now
                 return batch
         return None
+
+    def take_online(self) -> Batch | None:
+        """The online lane's next batch if it is its turn, while a bulk batch runs that can be interrupted."""
+        return self._take_from(Lane.ONLINE) if self._is_online_turn else None
 
     def take_dropped(self) -> list[Dropped]:
         """What left the queue unpacked since the last call."""
@@ -134,6 +131,23 @@ class LanedQueue:
     def bulk_budget(self) -> int:
         """Most tokens of the next batch of bulk work."""
         return self._packer_of(Lane.BULK).token_budget
+
+    @property
+    def _is_online_turn(self) -> bool:
+        return self._online_turn < _SMALL_IN_A_TURN
+
+    def _take_from(self, lane: Lane) -> Batch | None:
+        waiting, now = self._waiting[lane], self.clock()
+        if not waiting:
+            return None
+        batch = self._packer_of(lane).take(waiting, partial(self._unwanted, now))
+        if batch is not None:
+            self._tokens[lane] -= batch.num_tokens
+            self._note_turn(lane, batch.num_tokens)
+            for segment in batch.segments:
+                if segment.request.packed_at is None:
+                    segment.request.packed_at = now
+        return batch
 
     def _lane_of(self, request: Request) -> Lane:
         if not self.config.lanes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 _LEAD_SECONDS = 0.7e-3  # packing, launching, and how late a thread may wake
@@ -75,12 +75,16 @@ class Pacer:
                 ended = min(now, self._free_since + since_last * _SLOWEST_CLOCK)
         seconds = max(seconds, 1e-6)
         self._free_since = ended
-        size = batch.tokens.bit_length()
-        known = self._seconds_per_token.get(size, math.inf)
-        self._seconds_per_token[size] = min(seconds / batch.tokens, known * (1 + _FORGETTING))
-        rate = batch.tokens / seconds
-        self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
+        self._learn(batch.tokens, seconds)
         return Ended(ended, seconds, len(self._under_way))
+
+    def finished_inside(self, tokens: int, began: float, now: float) -> Ended:
+        """A batch ran while the one launched last stood still, and is done; that one's own time is so much less."""
+        seconds = max(now - began, 1e-6)
+        outer = self._under_way[-1]
+        self._under_way[-1] = replace(outer, at=outer.at + seconds)
+        self._learn(tokens, seconds)
+        return Ended(now, seconds, len(self._under_way))
 
     @property
     def num_under_way(self) -> int:
@@ -95,6 +99,13 @@ class Pacer:
         expected = sum(self._expected(batch.tokens) for batch in self._under_way)
         lead = _LEAD_SECONDS + _LEAD_SHARE * self._expected(self._under_way[-1].tokens)
         return max(0.0, began + expected - now - lead)
+
+    def _learn(self, tokens: int, seconds: float) -> None:
+        size = tokens.bit_length()
+        known = self._seconds_per_token.get(size, math.inf)
+        self._seconds_per_token[size] = min(seconds / tokens, known * (1 + _FORGETTING))
+        rate = tokens / seconds
+        self.tokens_per_second += (rate - self.tokens_per_second) * (_MEMORY if self.tokens_per_second else 1.0)
 
     def _expected(self, tokens: int) -> float:
         """0 for a size that was not seen yet: then nothing is held back."""

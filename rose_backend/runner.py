@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from rose_backend.core import Batch
@@ -12,8 +13,14 @@ from rose_backend.lazy_tensor import LazyTensor
 class Runner(Protocol):
     """One model on one device."""
 
-    def run(self, batch: Batch) -> LazyTensor:
-        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order."""
+    def run(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> LazyTensor:
+        """Launch one batch; `[batch.num_sequences, dim]` float32, in batch order.
+
+        Args:
+            batch: what to run.
+            between_layers: called between a layer and the next where a batch is done when this returns, and may run
+                another; not called where a batch is only launched, which is soon over.
+        """
 
     @property
     def graph_counters(self) -> GraphCounters:

@@ -33,8 +33,14 @@ _BATCHES_IN_FLIGHT = 3  # one on the device, one launched behind it, one being a
 class Engine(Protocol):
     """What the service needs of an engine: see `RoseEngine`."""
 
-    def step(self, batch: Batch) -> Rows:
-        """Launch one batch."""
+    def step(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> Rows:
+        """Launch one batch.
+
+        Args:
+            batch: what to run.
+            between_layers: called now and then meanwhile, and may itself call `step`, by an engine whose values are
+                there when this returns; not called by any other.
+        """
 
     def idle(self) -> bool:
         """Do a little of what need not be done while requests wait; whether there may be more of it."""
@@ -289,11 +295,11 @@ class RoseService:
             self._wait_for_room()  # a failed batch may have become many
             self._pacer.launched(batch.num_tokens, time.monotonic())
         try:
-            rows = self._engine.step(batch)
+            rows = self._engine.step(batch, self._let_in if self._may_be_interrupted(batch, borrowed) else None)
         except Exception as cause:  # noqa: BLE001 - whatever a step raises, its requests get an answer
             with self._arrived:
                 self._pacer.failed()
-            self._isolate(batch, cause)
+            self._isolate(batch, cause, self._launch)
         except BaseException:
             with self._arrived:
                 self._pacer.failed()
@@ -303,6 +309,36 @@ class RoseService:
                 self._completer.complete_here(batch, rows)
             else:
                 self._completer.complete(batch, rows)
+
+    @staticmethod
+    def _may_be_interrupted(batch: Batch, borrowed: bool) -> bool:
+        """Whether what comes online need not wait for the end of a batch."""
+        return batch.segments[0].request.lane is Lane.BULK and not borrowed
+
+    def _let_in(self) -> None:
+        """Between two layers of a bulk batch: run the next batch of the online lane, if it is its turn."""
+        with self._arrived:
+            batch = self._queue.take_online()
+            if self._pass_on_dropped() or batch is not None:
+                self._packed.notify_all()
+                self._tell()
+        if batch is not None:
+            self._run_inside(batch)
+
+    def _run_inside(self, batch: Batch) -> None:
+        """Run a batch inside another's step, and answer it."""
+        began = time.monotonic()
+        try:
+            rows = self._engine.step(batch)
+        except Exception as cause:  # noqa: BLE001 - as in `_launch`; the other batch has no part in it
+            self._isolate(batch, cause, self._run_inside)
+            return
+        with self._arrived:
+            end = self._pacer.finished_inside(batch.num_tokens, began, time.monotonic())
+        if batch.segments[0].first:  # see `_may_complete`
+            self._completer.complete(batch, rows, end)
+        else:
+            self._completer.complete_here(batch, rows, end)
 
     def _may_complete(self, batch: Batch, rows: Rows, borrowed: bool) -> bool:
         """Whether nothing is lost if this thread answers itself: to wake another for that takes a while."""
@@ -314,12 +350,12 @@ class RoseService:
         with self._arrived:
             return self._pacer.num_under_way == 1 and not self._queue.depth().requests
 
-    def _isolate(self, batch: Batch, cause: Exception) -> None:
-        """A step failed: run its requests one by one, so that only the one at fault fails."""
+    def _isolate(self, batch: Batch, cause: Exception, launch: Callable[[Batch], None]) -> None:
+        """A step failed: launch its requests one by one, so that only the one at fault fails."""
         logger.warning("step failed", extra={"sequences": batch.num_sequences, "cause": repr(cause)})
         if len(batch.segments) == 1:
             request = batch.segments[0].request
             self._completer.drop(Dropped(request, EngineError(f"the step failed: {cause!r}"), Outcome.FAILED))
             return
         for segment in batch.segments:
-            self._launch(Batch.of((segment,)))
+            launch(Batch.of((segment,)))

@@ -69,7 +69,7 @@ class WatchedEngine:
         finally:
             self._there.release()
 
-    def step(self, batch: Batch) -> EchoRows:
+    def step(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> EchoRows:
         with self._alone():
             self.steps.append((threading.current_thread().name, batch.input_ids.tolist()))
             self.before()

@@ -47,7 +47,10 @@ class MadeUpEngine:
     has_teams = False
 
     def __init__(self, step: Callable[[Batch], Rows]) -> None:
-        self.step = step
+        self._step = step
+
+    def step(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> Rows:
+        return self._step(batch)
 
     def leave(self) -> None:
         pass

@@ -136,3 +136,18 @@ def test_tokens_per_second_follow_the_device() -> None:
     pacer.launched(1000, 1.0)
     pacer.finished(2.0)  # 1,000 a second: a fifth of the way there
     assert pacer.tokens_per_second == pytest.approx(1800.0)
+
+
+def test_a_batch_inside_another_has_its_own_time() -> None:
+    """A batch of 100 ms, launched at 1.0, stands still for 20 ms and for 10."""
+    pacer = after_one(1024, 0.1)
+    pacer.launched(1024, 1.0)
+    assert pacer.finished_inside(32, 1.03, 1.05) == pytest.approx((1.05, 0.02, 1))
+    assert pacer.finished_inside(16, 1.07, 1.08) == pytest.approx((1.08, 0.01, 1))
+    assert pacer.hold(1.08) == pytest.approx(0.05 - 0.0007 - 0.005)  # half of it is done
+    assert pacer.finished(1.13) == pytest.approx((1.13, 0.1, 0))
+    # what ran inside counts as any other: four batches' rates, the newest with a fifth of the weight each
+    rate = 1024 / 0.1
+    for latest in (32 / 0.02, 16 / 0.01, 1024 / 0.1):
+        rate += (latest - rate) * 0.2
+    assert pacer.tokens_per_second == pytest.approx(rate)

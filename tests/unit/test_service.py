@@ -69,11 +69,11 @@ class FaultyEngine:
         self.entered = threading.Event()
         self.batches: list[Batch] = []
 
-    def step(self, batch: Batch) -> Rows:
+    def step(self, batch: Batch, between_layers: Callable[[], None] | None = None) -> Rows:
         self.entered.set()
         assert self.go.wait(30)
         self.batches.append(batch)
-        return self.fault(batch) or self._engine.step(batch)
+        return self.fault(batch) or self._engine.step(batch, between_layers)
 
 
 class Recorder:
