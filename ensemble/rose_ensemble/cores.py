@@ -23,7 +23,14 @@ def share_cores(processes: int) -> int:
         Threads that it will use.
     """
     part = max(1, usable_cores() // max(1, processes))
-    return int(os.environ.setdefault(_VARIABLE, str(part)))
+    os.environ.setdefault(_VARIABLE, str(part))
+    return tokenizer_threads()
+
+
+def tokenizer_threads() -> int:
+    """How many threads the tokenizers library uses in this process."""
+    told = os.environ.get(_VARIABLE, "")
+    return int(told) if told.isdecimal() and int(told) else usable_cores()
 
 
 def engine_threads(engines: int) -> int | None:

@@ -38,6 +38,11 @@ class ScoreInput:
         """The client's `[1, num_documents]`."""
         return 1, len(self.content)
 
+    @property
+    def num_characters(self) -> int:
+        """To be tokenized; the query, which may be with every document, is not counted."""
+        return sum(map(len, self.content))
+
     @classmethod
     def read(
         cls,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,12 +17,15 @@ from rose_backend.core import Int32Array
 from rose_backend.errors import CheckpointError, InvalidArgumentError
 from rose_ensemble.checkpoint import Checkpoint
 from rose_ensemble.checkpoint_files import CheckpointFiles
+from rose_ensemble.cores import tokenizer_threads
 from rose_ensemble.options import DIRECTIONS
 
 logger = logging.getLogger(__name__)
 
 _PROBE = "a"
 _PROMPTS_KNOWN = 64  # most checkpoints have a handful
+_FLATTENED_AT_ONCE = 128  # sequences
+_PART_CHARACTERS = 1 << 14  # to a call, for each thread: a few milliseconds
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class TextTokenizer:
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tokenizer, self._direction = open_tokenizer(checkpoint)
         self.max_length = checkpoint.max_length
+        self._part_characters = _PART_CHARACTERS * tokenizer_threads()
         added = self._tokenizer.get_added_tokens_decoder()
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         self._prompt_length = functools.lru_cache(_PROMPTS_KNOWN)(self._measure_prompt)
@@ -103,6 +107,8 @@ class TextTokenizer:
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[list[int]]:
         """Token ids of each text, at any length. Several texts are encoded outside the GIL.
 
+        Thousands of them take several calls: others' few would wait for the library's threads until one is over.
+
         Args:
             texts: each by itself.
             special: whether the special tokens around a text are included.
@@ -110,11 +116,14 @@ class TextTokenizer:
         Raises:
             InvalidArgumentError: a text has words that the vocabulary cannot express.
         """
-        try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
-        except Exception as cause:  # the library raises nothing narrower
-            raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
-        return [encoding.ids for encoding in encodings]
+        encoded: list[list[int]] = []
+        for part in _parts(texts, self._part_characters):
+            try:
+                encodings = self._tokenizer.encode_batch_fast(part, add_special_tokens=special)
+            except Exception as cause:  # the library raises nothing narrower
+                raise InvalidArgumentError(f"TEXT cannot be tokenized: {cause}") from cause
+            encoded += [encoding.ids for encoding in encodings]
+        return encoded
 
     def pieces(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[Piece]]:
         """What each text is taken apart into, at any length.
@@ -157,8 +166,7 @@ class TextTokenizer:
         if not lengths.all():
             index = int(np.flatnonzero(lengths == 0)[0])
             raise InvalidArgumentError(f"TEXT element {index} has no tokens: this checkpoint adds none of its own")
-        ids = np.fromiter(chain.from_iterable(fitted), np.int32, int(lengths.sum()))
-        return Tokens(ids, lengths)
+        return Tokens(_flat(fitted, lengths), lengths)
 
     def prompt_lengths(self, prompt: str, encoded: Sequence[list[int]], *, direction: str | None) -> Int32Array:
         """How many tokens at the start of each fitted text are the prompt's, `[num_texts]` int32.
@@ -209,6 +217,27 @@ class TextTokenizer:
             if full[leading : leading + len(bare)] == bare:
                 return leading, len(full) - len(bare) - leading
         raise CheckpointError("tokenizer.json: its post-processor changes a text's own token ids")
+
+
+def _flat(sequences: Sequence[list[int]], lengths: Int32Array) -> Int32Array:
+    """All ids, back to back. Few sequences at a time: numpy lets no other thread in meanwhile."""
+    ids, stop = np.empty(int(lengths.sum()), np.int32), 0
+    for first in range(0, len(sequences), _FLATTENED_AT_ONCE):
+        part = slice(first, first + _FLATTENED_AT_ONCE)
+        start, stop = stop, stop + int(lengths[part].sum())
+        ids[start:stop] = np.fromiter(chain.from_iterable(sequences[part]), np.int32, stop - start)
+    return ids
+
+
+def _parts(texts: Sequence[str], most: int) -> Iterator[list[str]]:
+    """The texts, in lists of so many characters, or of one text that has more."""
+    first, size = 0, 0
+    for index, text in enumerate(texts):
+        size += len(text)
+        if size > most and index > first:
+            yield list(texts[first:index])
+            first, size = index, len(text)
+    yield list(texts[first:])
 
 
 def open_tokenizer(checkpoint: Checkpoint) -> tuple[Tokenizer, str]:

@@ -34,6 +34,11 @@ class TokenizeInput:
     arrived: int
     chunk_counts: Int32Array | None = None
 
+    @property
+    def num_characters(self) -> int:
+        """To be tokenized."""
+        return 0 if isinstance(self.content, TokenInput) else sum(map(len, self.content))
+
 
 @dataclass(frozen=True)
 class TokenizeOutput:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import statistics
 import threading
 import time
@@ -77,6 +78,42 @@ def test_a_query_does_not_wait_for_a_bulk_request(
     assert took < statistics.median(bulk.seconds) / 2
     for large in bulk.answers:
         assert_close(large.rows[:5], oracle.vectors(_BULK[:5]))
+
+
+def test_who_sends_a_line_does_not_wait_while_thousands_of_texts_are_tokenized(
+    server: Endpoints, grpc_client: grpcclient.InferenceServerClient, oracle: Oracle
+) -> None:
+    """Nor do the many texts of a request, or what is wrong with one, change another's answer."""
+    words = "the harbour wall at low tide "
+    large, chunked = [words * 300] * 300, [words * 100] * 400
+    lines = [f"line {number}" for number in range(20)]
+    answers: queue.Queue[tuple[str, grpcclient.InferResult | None, InferenceServerException | None]] = queue.Queue()
+
+    def send(name: str, texts: list[str], parameters: dict[str, bool] | None = None) -> None:
+        def answered(result: grpcclient.InferResult | None, error: InferenceServerException | None) -> None:
+            answers.put((name, result, error))
+
+        tensor = text_input(grpcclient, texts)
+        client.async_infer("tokenize", [tensor], answered, parameters=parameters)
+
+    with grpcclient.InferenceServerClient(server.grpc) as client:
+        send("large", large)
+        send("too long", large, {"truncate": False})
+        send("many", chunked)
+        for line in lines:
+            send(line, [line])
+        found = [answers.get(timeout=60) for _ in range(len(lines) + 3)]
+    names = [name for name, _, _ in found]
+    assert set(names[:20]) == set(lines)
+    assert sorted(names[20:]) == ["large", "many", "too long"]
+    errors = {name: str(error) for name, _, error in found if error is not None}
+    assert set(errors) == {"too long"}
+    assert "TEXT element 0 has 1802 tokens: the limit is 256" in errors["too long"]
+    sizes = {"large": len(large), "many": len(chunked)}
+    for name, result, _ in found:
+        if result is not None:
+            counts = [256] * sizes[name] if name in sizes else [oracle.token_count(name)]
+            assert result.as_numpy("TOKEN_COUNT").tolist() == [counts]
 
 
 def test_the_parameter_lane_says_where_a_request_queues(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, processors
+from tokenizers import Encoding, Tokenizer, processors
 from transformers import AutoTokenizer
 
 from rose_backend.errors import CheckpointError, InvalidArgumentError
@@ -172,3 +172,40 @@ def test_threads_with_different_limits_never_disturb_one_another(checkpoint: Che
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("threads", ["1", "16"])
+def test_thousands_of_texts_take_several_calls_and_are_the_same(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, threads: str
+) -> None:
+    """A text larger than a call's share among them, at the start, within and at the end."""
+    monkeypatch.setenv("RAYON_NUM_THREADS", threads)
+    longest = "harbour " * 50_000
+    texts = [longest, *make_texts(1500, longest=40, seed=8), longest, "tea", longest]
+    reference = Tokenizer.from_file(str(checkpoint.folder / "tokenizer.json"))
+    reference.no_truncation()
+    reference.no_padding()
+    calls: list[int] = []
+    tokenizer = TextTokenizer(checkpoint)
+    real = tokenizer._tokenizer
+
+    class Counting:
+        def encode_batch_fast(self, batch: list[str], **how: bool) -> list[Encoding]:
+            calls.append(sum(map(len, batch)) if len(batch) > 1 else 0)
+            found: list[Encoding] = real.encode_batch_fast(batch, **how)
+            return found
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Counting())
+    expected = [encoding.ids for encoding in reference.encode_batch(texts)]
+    encoded = tokenizer.encode(texts)
+    assert encoded == expected
+    assert len(calls) > 4
+    assert max(calls) <= 16_384 * int(threads)
+    tokens = tokenizer.fit(encoded[1:-1], truncate=True, direction=None)
+    cut = [ids if len(ids) <= 256 else [*ids[:255], ids[-1]] for ids in expected[1:-1]]
+    assert tokens.ids.tolist() == [token for ids in cut for token in ids]
+    assert tokens.lengths.tolist() == list(map(len, cut))
+
+
+def test_no_texts_are_no_ids(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.encode([]) == []

@@ -1,9 +1,11 @@
 """Triton adapter of the tokenize step: tensors in, `TokenizeStep`, tensors out."""
 
 import json
+import logging
 import os
 import time
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import triton_python_backend_utils as pb_utils
 
@@ -13,7 +15,9 @@ from rose_ensemble.arrival import arrival_stamp
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.cores import share_cores
 from rose_ensemble.default_checkpoint import resolve_checkpoint
+from rose_ensemble.interpreter import take_turns
 from rose_ensemble.json_logs import configure_logs
+from rose_ensemble.large_requests import LARGE, LargeRequests
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
@@ -22,6 +26,10 @@ from rose_ensemble.texts import TextLimits, decode_texts, read_chunk_counts, rea
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 from rose_ensemble.tracing import open_tracing
+
+logger = logging.getLogger(__name__)
+
+_Prepared: TypeAlias = TokenizeInput | ScoreInput | RoseError
 
 
 class TritonPythonModel:
@@ -42,16 +50,30 @@ class TritonPythonModel:
         self._book = MetricsBook(samples_of(pb_utils.MetricFamily), labels)
         self._metrics = TokenizeMetrics(self._book)
         self._book.start()
+        self._large = LargeRequests()
+        take_turns()
         self._tracing = open_tracing("rose")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answer each request with its tokens or its own error."""
+        """Answer each request with its tokens or its own error; None: it is large, and answered later."""
         began = time.perf_counter()
         refusal = self._board.refusal()
         if refusal is not None:  # every engine is full: say so before any work is done
             self._metrics.refused(len(requests))
             return [_response(UnavailableError(refusal)) for _ in requests]
         prepared = [self._read(request) for request in requests]
+        sizes = [0 if isinstance(item, RoseError) else item.num_characters for item in prepared]
+        if max(sizes) <= LARGE:
+            return self._run(requests, prepared, began)
+        soon = [index for index, size in enumerate(sizes) if size <= LARGE]
+        answers = self._run([requests[index] for index in soon], [prepared[index] for index in soon], began)
+        for request, item, size in zip(requests, prepared, sizes, strict=True):
+            if size > LARGE:
+                self._large.put(size, partial(self._answer_later, request, item, request.get_response_sender()))
+        by_index = dict(zip(soon, answers, strict=True))
+        return [by_index.get(index) for index in range(len(requests))]
+
+    def _run(self, requests: list[Any], prepared: list[_Prepared], began: float) -> list[Any]:
         good = [item for item in prepared if not isinstance(item, RoseError)]
         outcomes = iter(self._step.run(good))
         results = [item if isinstance(item, RoseError) else next(outcomes) for item in prepared]
@@ -62,13 +84,28 @@ class TritonPythonModel:
             self._tracing.tokenized(requests, results, seconds)
         return answers
 
+    def _answer_later(self, request: Any, item: _Prepared, sender: Any) -> None:
+        refusal = self._board.refusal()  # much may have come since
+        try:
+            if refusal is None:
+                [answer] = self._run([request], [item], time.perf_counter())
+            else:
+                self._metrics.refused(1)
+                answer = _response(UnavailableError(refusal))
+        except Exception as cause:  # of which Triton would tell the sender, had `execute` raised it
+            logger.exception("a large request failed")
+            error = pb_utils.TritonError(f"tokenization failed: {cause!r}", pb_utils.TritonError.INTERNAL)
+            answer = pb_utils.InferenceResponse(error=error)
+        _send(sender, answer)
+
     def finalize(self) -> None:
-        """Hand on the last counts and spans."""
+        """Answer what is large, and hand on the last counts and spans."""
+        self._large.close()
         self._book.stop()
         if self._tracing is not None:
             self._tracing.close()
 
-    def _read(self, request: Any) -> TokenizeInput | ScoreInput | RoseError:
+    def _read(self, request: Any) -> _Prepared:
         try:
             options = RequestOptions.read(request.parameters, scoring=self._scores)
             inputs = {tensor.name(): tensor for tensor in request.inputs()}
@@ -90,6 +127,10 @@ class TritonPythonModel:
         except RoseError as error:
             return error
         return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS; CHUNK_COUNTS goes with TEXT")
+
+
+def _send(sender: Any, answer: Any) -> None:
+    sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
 def _response(outcome: TokenizeOutput | RoseError) -> Any:

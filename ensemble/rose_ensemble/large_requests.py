@@ -1,0 +1,47 @@
+"""Requests of many texts, tokenized beside the others: whoever sends a line does not wait for thousands of texts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+LARGE = 1 << 15
+"""Characters of a request that is tokenized beside the others: half a dozen milliseconds' work of a core."""
+
+_MOST_WAITING = 1 << 25  # characters: they are in memory twice by then, and what comes after them is not yet
+
+
+class LargeRequests:
+    """A thread that does one job after another, with a bound on what waits for it."""
+
+    def __init__(self, most_waiting: int = _MOST_WAITING) -> None:
+        self._most_waiting = most_waiting
+        self._waiting = 0
+        self._room = threading.Condition()
+        self._thread = ThreadPoolExecutor(1, "rose-large")
+
+    def put(self, size: int, job: Callable[[], None]) -> None:
+        """Have a job done, once those before it are.
+
+        Blocks while too much waits, so that Triton keeps what comes then.
+
+        Args:
+            size: characters; of any number, one job may wait.
+            job: must not raise.
+        """
+        with self._room:
+            while self._waiting and self._waiting + size > self._most_waiting:
+                self._room.wait()
+            self._waiting += size
+        self._thread.submit(self._do, size, job)
+
+    def close(self) -> None:
+        """Do what is left; nothing more may come."""
+        self._thread.shutdown()
+
+    def _do(self, size: int, job: Callable[[], None]) -> None:
+        with self._room:
+            self._waiting -= size
+            self._room.notify()
+        job()

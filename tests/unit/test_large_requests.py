@@ -1,0 +1,46 @@
+"""The thread that large requests are tokenized on: one after another, and so many characters wait at most."""
+
+from __future__ import annotations
+
+import threading
+
+from rose_ensemble.large_requests import LargeRequests
+from tests.support.waiting import wait_until
+
+
+def test_jobs_are_done_in_their_order_and_to_the_last() -> None:
+    large, done = LargeRequests(), list[int]()
+    for number in range(100):
+        large.put(1, lambda number=number: done.append(number))  # type: ignore[misc]
+    large.close()
+    assert done == list(range(100))
+
+
+def test_whoever_brings_too_much_waits_until_there_is_room() -> None:
+    large, go, done = LargeRequests(most_waiting=10), [threading.Event() for _ in range(3)], list[int]()
+    begun = list[int]()
+
+    def job(number: int) -> None:
+        begun.append(number)
+        assert go[number].wait(30)
+        done.append(number)
+
+    large.put(1000, lambda: job(0))  # more than there is room for: it does not wait long
+    wait_until(lambda: begun == [0], "the first is begun")
+    large.put(6, lambda: job(1))
+    put = threading.Event()
+
+    def bring() -> None:
+        large.put(5, lambda: job(2))
+        put.set()
+
+    bringing = threading.Thread(target=bring)
+    bringing.start()
+    assert not put.wait(0.2)
+    go[0].set()  # the second is begun, and no longer waits
+    assert put.wait(30)
+    for event in go:
+        event.set()
+    large.close()
+    bringing.join()
+    assert done == [0, 1, 2]
