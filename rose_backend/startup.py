@@ -25,7 +25,8 @@ CUDA_SIZES = (1024, 2048, 4096, 8192, 16384)
 
 _ONLINE_MS = 10.0  # what one batch of its own kind may keep a short query waiting
 _BESIDE_MS = 5.0  # and one of bulk work
-_BULK_MS = 250.0  # and one where nobody but bulk work waits; on a CPU any, where one of bulk work can be interrupted
+_BULK_MS = 250.0  # and one where nobody but bulk work waits; on a CPU one of the same kind, too
+_CPU_BESIDE_MS = 100.0  # and there one of bulk work, of which a query waits for a layer; more tokens won nothing sure
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def prepare_cpu(runner: CpuRunner, config: EngineConfig, vocab_size: int) -> Bud
         return Budgets.given(config.token_budget)
     # Two rounds do: a step takes long enough to be timed well, and a start should not.
     times = measure(runner.run, CPU_SIZES, config.max_length, vocab_size, longest_ms=_BULK_MS, rounds=2, load_seconds=0)
-    return Budgets.measured(times, _BULK_MS, _BULK_MS)
+    return Budgets.measured(times, _BULK_MS, _CPU_BESIDE_MS)
 
 
 def prepare_cuda(runner: CudaRunner, config: EngineConfig, vocab_size: int) -> Budgets:

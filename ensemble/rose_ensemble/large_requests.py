@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+
+logger = logging.getLogger(__name__)
 
 LARGE = 1 << 15
 """Characters of a request that is tokenized beside the others: half a dozen milliseconds' work of a core."""
@@ -28,7 +31,7 @@ class LargeRequests:
 
         Args:
             size: characters; of any number, one job may wait.
-            job: must not raise.
+            job: answers a request; what it raises is logged.
         """
         with self._room:
             while self._waiting and self._waiting + size > self._most_waiting:
@@ -44,4 +47,8 @@ class LargeRequests:
         with self._room:
             self._waiting -= size
             self._room.notify()
-        job()
+        try:
+            job()
+        except Exception:
+            # Nobody is left to be told; the thread goes on to the next.
+            logger.exception("a large request was not answered")

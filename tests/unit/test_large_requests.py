@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from rose_ensemble.large_requests import LargeRequests
 from tests.support.waiting import wait_until
 
@@ -44,3 +46,12 @@ def test_whoever_brings_too_much_waits_until_there_is_room() -> None:
     large.close()
     bringing.join()
     assert done == [0, 1, 2]
+
+
+def test_a_job_that_fails_is_logged_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    large, done = LargeRequests(), list[int]()
+    large.put(1, lambda: 1 // 0)
+    large.put(1, lambda: done.append(2))
+    large.close()
+    assert done == [2]
+    assert "ZeroDivisionError" in caplog.text

@@ -65,13 +65,13 @@ def test_what_cannot_be_recorded_never_is(budget: int | None) -> None:
         assert runner.graphs.find(Bucket.fitting(100, 4, 30))[1] is None
 
 
-def test_bulk_work_on_a_cpu_has_batches_as_large_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As two cores measured it for MiniLM. Nobody waits for the end of such a batch: it is interrupted."""
+def test_bulk_work_on_a_cpu_makes_room_for_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two cores measured it for MiniLM: a query that has to wait for a batch waits for half as long."""
     monkeypatch.setattr(startup, "measure", lambda *_, **__: {256: 40.8, 512: 75.8, 1024: 147.1})
     budgets = prepare_cpu(
         cast(Any, SimpleNamespace(run=None)), EngineConfig(Path(), 512, HeadConfig(), "cpu"), vocab_size=100
     )
-    assert budgets == Budgets(tokens=1024, beside=1024, bulk=1024)
+    assert budgets == Budgets(tokens=1024, beside=512, bulk=1024)
 
 
 @pytest.mark.parametrize("budget", [None, 16])

@@ -85,8 +85,8 @@ class TritonPythonModel:
         return answers
 
     def _answer_later(self, request: Any, item: _Prepared, sender: Any) -> None:
-        refusal = self._board.refusal()  # much may have come since
         try:
+            refusal = self._board.refusal()  # much may have come since
             if refusal is None:
                 [answer] = self._run([request], [item], time.perf_counter())
             else:
