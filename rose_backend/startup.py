@@ -26,7 +26,7 @@ CUDA_SIZES = (1024, 2048, 4096, 8192, 16384)
 _ONLINE_MS = 10.0  # what one batch of its own kind may keep a short query waiting
 _BESIDE_MS = 5.0  # and one of bulk work
 _BULK_MS = 250.0  # and one where nobody but bulk work waits; on a CPU one of the same kind, too
-_CPU_BESIDE_MS = 100.0  # and there one of bulk work, of which a query waits for a layer; more tokens won nothing sure
+_CPU_BESIDE_MS = 125.0  # and there one of bulk work, of which a query waits for a layer: half the tokens cost 3 %
 
 
 @dataclass(frozen=True)
