@@ -116,6 +116,16 @@ def test_who_sends_a_line_does_not_wait_while_thousands_of_texts_are_tokenized(
             assert result.as_numpy("TOKEN_COUNT").tolist() == [counts]
 
 
+def test_a_large_request_counts_once(grpc_client: grpcclient.InferenceServerClient, counters: Counters) -> None:
+    """It is one call of the tokenizer, on whichever thread."""
+    names = ("rose_tokenize_requests_total", "rose_tokenize_texts_total", "rose_tokenize_seconds_count")
+    before = counters.page()
+    grpc_client.infer("tokenize", [text_input(grpcclient, ["harbour " * 500] * 20)])
+    grpc_client.infer("tokenize", [text_input(grpcclient, ["harbour"] * 2)])
+    after = counters.page()
+    assert [after.read(name) - before.read(name) for name in names] == [2, 22, 2]
+
+
 def test_the_parameter_lane_says_where_a_request_queues(
     server: Endpoints, grpc_client: grpcclient.InferenceServerClient, counters: Counters
 ) -> None:

@@ -66,7 +66,9 @@ class TritonPythonModel:
         if max(sizes) <= LARGE:
             return self._run(requests, prepared, began)
         soon = [index for index, size in enumerate(sizes) if size <= LARGE]
-        answers = self._run([requests[index] for index in soon], [prepared[index] for index in soon], began)
+        answers = []
+        if soon:
+            answers = self._run([requests[index] for index in soon], [prepared[index] for index in soon], began)
         for request, item, size in zip(requests, prepared, sizes, strict=True):
             if size > LARGE:
                 self._large.put(size, partial(self._answer_later, request, item, request.get_response_sender()))
