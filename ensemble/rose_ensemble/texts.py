@@ -71,7 +71,7 @@ def read_chunk_counts(counts: npt.NDArray[np.int32], num_texts: int) -> Int32Arr
     Raises:
         InvalidArgumentError: a document without texts, or not as many texts as there are.
     """
-    flat = counts.ravel()
+    flat = counts.flatten()  # a copy: a large request outlives the call that its tensors came with
     if flat.size == 0 or int(flat.min()) < 1:
         raise InvalidArgumentError(f"CHUNK_COUNTS holds {flat.tolist()[:8]}: every document needs at least 1 text")
     total = int(flat.sum(dtype=np.int64))

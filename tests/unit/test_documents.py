@@ -228,6 +228,10 @@ def test_chunk_counts_that_do_not_fit(counts: list[list[int]], words: str) -> No
     with pytest.raises(InvalidArgumentError, match=words):
         read_chunk_counts(np.array(counts, np.int32), 3)
     assert read_chunk_counts(np.array([[1, 2]], np.int32), 3).tolist() == [1, 2]
+    tensor = np.array([[1, 2]], np.int32)
+    read = read_chunk_counts(tensor, 3)
+    tensor[:] = 9  # the server's memory, which others get
+    assert read.tolist() == [1, 2]
 
 
 def _spans(*documents: Sequence[tuple[int, int]]) -> Spans:
