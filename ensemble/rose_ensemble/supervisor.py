@@ -9,6 +9,8 @@ What Triton 24.10 does when a stub (the process of a Python model) is killed or 
   too while anything is still unloading; once all is unloaded the latter says 200 again, because a server without
   models counts as ready. Requests meanwhile get 404. So a load balancer should watch the model, not the server.
 - Loading it again starts fresh stubs, also while the old ones are unloading.
+- A step that somebody loaded by its own name (to have a changed file read, say) is not unloaded with the ensemble. When
+  that is loaded again a second set of the step's stubs starts beside the first, and the time after none does.
 - Every request that met the dead stub holds its model for ever: the old generation never finishes unloading, its
   living stubs stay (with their memory), and tritonserver's own orderly exit runs into its timeout.
 """
@@ -143,19 +145,20 @@ class _Watch:
         return Observation(found.outcome, found.cause, read_batches(self._metrics, self._pipeline.rose_name))
 
     def _reload(self) -> str | None:
-        """Unload with dependents, load; the error if that failed."""
+        """Unload the ensemble and its steps, load; the error if that failed."""
         self._end_leftover()  # a try before this one failed, perhaps for want of the memory they hold
         steps = (self._pipeline.tokenize_name, self._pipeline.rose_name)
         self._leftover = frozenset(stub for stub in self._server.stubs() if stub.model in steps)
         self._drained_at = time.monotonic() + _DRAIN_SECONDS
         self._server.abandon(self._leftover)
-        model = f"/v2/repository/models/{self._pipeline.name}"
+        models, ensemble = "/v2/repository/models", self._pipeline.name
         try:
-            unload = {"parameters": {"unload_dependents": True}}
-            status, text = self._http.post(f"{model}/unload", unload, _UNLOAD_SECONDS)
-            if status != 200:
-                return f"unload: {error_text(text)}"
-            status, text = self._http.post(f"{model}/load", {}, _LOAD_SECONDS)
+            for name in (ensemble, *steps):
+                unload = {"parameters": {"unload_dependents": name == ensemble}}
+                status, text = self._http.post(f"{models}/{name}/unload", unload, _UNLOAD_SECONDS)
+                if status != 200:
+                    return f"unload: {error_text(text)}"
+            status, text = self._http.post(f"{models}/{ensemble}/load", {}, _LOAD_SECONDS)
         except OSError as cause:
             return f"reload: {cause}"
         return None if status == 200 else error_text(text)

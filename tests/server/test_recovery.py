@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -114,6 +115,23 @@ def test_reload_under_load_loses_nothing(served: Serving, oracle: Oracle, model:
     assert served.log.count("model failed") == failures
     if model == "rose":
         wait_until(lambda: not Path(f"/proc/{old}").exists(), "the old process is gone")
+
+
+@pytest.mark.parametrize("model", ["rose", pytest.param("tokenize", marks=pytest.mark.slow)])
+def test_what_was_loaded_by_name_comes_back_time_and_again(served: Serving, model: str) -> None:
+    """Triton does not unload such a step with the ensemble, and a dead one would stay in its place."""
+    http, admin = RawHttp(served.http), TritonHttp(*_address(served.http))
+    (served.folder / "repository" / model / "1/model.py").touch()
+    assert admin.post(f"/v2/repository/models/{model}/load", {}, 120)[0] == 200
+    for killed in ("tokenize", "rose"):
+        wanted = served.log.count("model recovered") + 1
+        os.kill(served.stub(killed), signal.SIGKILL)
+        wait_until(partial(_recovered, served, wanted), "the recovery is told", seconds=120)
+        assert http.infer(["tea"], [1, 1])[0] == 200
+
+
+def _recovered(served: Serving, times: int) -> bool:
+    return served.log.count("model recovered") == times
 
 
 @pytest.mark.slow

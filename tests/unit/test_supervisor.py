@@ -22,7 +22,11 @@ from tests.support.waiting import wait_until
 _POLICY = HealthPolicy(interval=0.01, hang=30.0, faults=2, tries=2, backoff=0.01)
 _FINE = (200, "{}")
 _DEAD = (500, """{"error":"Stub process 'engine-0-auto_0' is not healthy."}""")
-_UNLOAD = ("/v2/repository/models/embed/unload", {"parameters": {"unload_dependents": True}})
+_UNLOADS = [
+    ("/v2/repository/models/embed/unload", {"parameters": {"unload_dependents": True}}),
+    ("/v2/repository/models/tokenize/unload", {"parameters": {"unload_dependents": False}}),
+    ("/v2/repository/models/rose/unload", {"parameters": {"unload_dependents": False}}),
+]
 _LOAD = ("/v2/repository/models/embed/load", {})
 
 
@@ -66,7 +70,7 @@ def test_a_failed_model_is_reloaded_and_both_are_told(tmp_path: Path, caplog: py
     with _supervised(triton, tmp_path) as (server, supervisor), caplog.at_level(logging.INFO):
         triton.on_last_probe = server.terminate
         assert supervisor.run() == -15
-    assert triton.asked == [_UNLOAD, _LOAD]
+    assert triton.asked == [*_UNLOADS, _LOAD]
     failed, recovered = caplog.messages
     assert failed == """model failed: model=embed cause="Stub process 'engine-0-auto_0' is not healthy.\""""
     assert re.fullmatch(r"model recovered: model=embed seconds=\d+\.\d tries=1", recovered)
@@ -79,7 +83,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
         with pytest.raises(ModelFailedError, match=f"^{re.escape(expected)}$"):
             supervisor.run()
         assert server.stopping.is_set()
-    assert triton.asked == [_UNLOAD, _LOAD] * 2
+    assert triton.asked == [*_UNLOADS, _LOAD] * 2
 
 
 def test_processes_of_the_generation_before_end_before_the_next_try(tmp_path: Path) -> None:
