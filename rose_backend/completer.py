@@ -124,7 +124,7 @@ class Completer:
                 results, end = self._wait_for(rows)
             else:
                 results = rows.results()
-            report = BatchReport(batch, end.seconds, rows.copy_seconds, rows.padding, rows.replayed, end.at)
+            report = BatchReport(batch, end.seconds, rows.copy_seconds, rows.padding, rows.replayed, end.began, end.at)
             answers = self._hand_out(batch, results)
         except Exception as cause:  # noqa: BLE001 - a device fault shows up here; its requests get an answer
             logger.warning("batch lost", extra={"sequences": batch.num_sequences, "cause": repr(cause)})

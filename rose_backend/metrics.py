@@ -20,7 +20,8 @@ class BatchReport:
         copy_seconds: of these, how long the vectors took to the host.
         padding: tokens that were run beside the batch's own.
         replayed: whether it ran as a recorded graph.
-        finished_at: `time.monotonic()` seconds when its vectors were on the host.
+        began_at: `time.monotonic()` seconds when the device began with it.
+        finished_at: the same when its vectors were on the host.
     """
 
     batch: Batch
@@ -28,6 +29,7 @@ class BatchReport:
     copy_seconds: float
     padding: int
     replayed: bool
+    began_at: float
     finished_at: float
 
 

@@ -18,6 +18,7 @@ _FORGETTING = 0.05  # by how much a shortest time grows with every batch that di
 class _Launched:
     at: float
     tokens: int
+    stood_still: float = 0.0  # while others ran inside it
 
 
 class Ended(NamedTuple):
@@ -27,11 +28,13 @@ class Ended(NamedTuple):
         at: when, as well as is known.
         seconds: how long the device had it.
         num_under_way: how many batches are not done.
+        began: when the device got it; earlier than `at` by more than `seconds` where others ran inside it.
     """
 
     at: float
     seconds: float
     num_under_way: int
+    began: float
 
 
 @dataclass
@@ -68,7 +71,7 @@ class Pacer:
             since_last: seconds by the device's clock from the end of the batch before; None where it has none.
         """
         batch, ended = self._under_way.popleft(), now
-        seconds = now - max(batch.at, self._free_since)
+        seconds = now - max(batch.at, self._free_since) - batch.stood_still
         if since_last is not None:
             seconds = min(since_last, now - batch.at)
             if batch.at < self._free_since:  # it began when that one ended
@@ -76,15 +79,19 @@ class Pacer:
         seconds = max(seconds, 1e-6)
         self._free_since = ended
         self._learn(batch.tokens, seconds)
-        return Ended(ended, seconds, len(self._under_way))
+        return Ended(ended, seconds, len(self._under_way), ended - seconds - batch.stood_still)
 
     def finished_inside(self, tokens: int, began: float, now: float) -> Ended:
         """A batch ran while the one launched last stood still, and is done; that one's own time is so much less."""
-        seconds = max(now - began, 1e-6)
-        outer = self._under_way[-1]
-        self._under_way[-1] = replace(outer, at=outer.at + seconds)
+        seconds = self.stood_still(max(now - began, 1e-6))
         self._learn(tokens, seconds)
-        return Ended(now, seconds, len(self._under_way))
+        return Ended(now, seconds, len(self._under_way), began)
+
+    def stood_still(self, seconds: float) -> float:
+        """The batch launched last had to wait so long, within its step, for something else; the same seconds."""
+        outer = self._under_way[-1]
+        self._under_way[-1] = replace(outer, stood_still=outer.stood_still + seconds)
+        return seconds
 
     @property
     def num_under_way(self) -> int:
@@ -95,7 +102,8 @@ class Pacer:
         """Seconds to wait before the next launch, unless a batch finishes first; 0: launch now."""
         if not self._under_way:
             return 0.0
-        began = max(self._under_way[0].at, self._free_since)
+        first = self._under_way[0]
+        began = max(first.at, self._free_since) + first.stood_still
         expected = sum(self._expected(batch.tokens) for batch in self._under_way)
         lead = _LEAD_SECONDS + _LEAD_SHARE * self._expected(self._under_way[-1].tokens)
         return max(0.0, began + expected - now - lead)

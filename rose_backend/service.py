@@ -331,6 +331,8 @@ class RoseService:
         try:
             rows = self._engine.step(batch)
         except Exception as cause:  # noqa: BLE001 - as in `_launch`; the other batch has no part in it
+            with self._arrived:
+                self._pacer.stood_still(time.monotonic() - began)
             self._isolate(batch, cause, self._run_inside)
             return
         with self._arrived:

@@ -118,5 +118,5 @@ class TracedMetrics:
             if not isinstance(tag := segment.request.tag, TraceTag):
                 continue
             own: dict[str, AttributeValue] = {"rose.tokens": len(segment.input_ids), "rose.sequences": segment.count}
-            self._tracing.add("step", tag.parent, (finished - report.seconds, copying), {**own, **shared})
+            self._tracing.add("step", tag.parent, (report.began_at, copying), {**own, **shared})
             self._tracing.add("copy", tag.parent, (copying, finished), own)

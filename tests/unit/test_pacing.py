@@ -11,7 +11,7 @@ def after_one(tokens: int, seconds: float) -> Pacer:
     """One batch ran from 0 to `seconds`."""
     pacer = Pacer()
     pacer.launched(tokens, 0.0)
-    assert pacer.finished(seconds) == pytest.approx((seconds, seconds, 0))
+    assert pacer.finished(seconds) == pytest.approx((seconds, seconds, 0, 0.0))
     return pacer
 
 
@@ -45,8 +45,9 @@ def test_a_batch_behind_another_starts_when_that_ends() -> None:
     pacer = after_one(8192, 0.016)
     pacer.launched(8192, 1.0)
     pacer.launched(8192, 1.015)
-    assert pacer.finished(1.016) == pytest.approx((1.016, 0.016, 1))
-    assert pacer.finished(1.030) == pytest.approx((1.030, 0.014, 0))  # from the other's end, not from its own launch
+    assert pacer.finished(1.016) == pytest.approx((1.016, 0.016, 1, 1.0))
+    # from the other's end, not from its own launch
+    assert pacer.finished(1.030) == pytest.approx((1.030, 0.014, 0, 1.016))
 
 
 def test_an_end_noticed_late_makes_no_batch_look_short() -> None:
@@ -54,20 +55,21 @@ def test_an_end_noticed_late_makes_no_batch_look_short() -> None:
     pacer = after_one(8192, 0.016)
     pacer.launched(8192, 1.0)
     pacer.launched(8192, 1.015)
-    assert pacer.finished(1.016, 1.0) == pytest.approx((1.016, 0.016, 1))
+    assert pacer.finished(1.016, 1.0) == pytest.approx((1.016, 0.016, 1, 1.0))
     pacer.launched(8192, 1.031)
-    assert pacer.finished(1.041, 0.016) == pytest.approx((1.032, 0.016, 1), abs=1e-5)
+    assert pacer.finished(1.041, 0.016) == pytest.approx((1.032, 0.016, 1, 1.016), abs=1e-5)
     assert pacer.hold(1.041) == pytest.approx(0.048 - 0.041 - 0.0015, abs=1e-5)
     pacer.launched(8192, 1.047)
-    assert pacer.finished(1.048, 0.016) == pytest.approx((1.048, 0.016, 1), abs=1e-5)
+    assert pacer.finished(1.048, 0.016) == pytest.approx((1.048, 0.016, 1, 1.032), abs=1e-5)
 
 
 def test_a_late_end_is_set_right_by_the_next_that_is_noticed_in_time() -> None:
     pacer = after_one(8192, 0.016)
     pacer.launched(8192, 1.0)
     pacer.launched(8192, 1.015)
-    assert pacer.finished(1.025, 1.009) == pytest.approx((1.025, 0.025, 1))  # not known better: nothing was before it
-    assert pacer.finished(1.032, 0.016) == pytest.approx((1.032, 0.016, 0))
+    # not known better: nothing was before it
+    assert pacer.finished(1.025, 1.009) == pytest.approx((1.025, 0.025, 1, 1.0))
+    assert pacer.finished(1.032, 0.016) == pytest.approx((1.032, 0.016, 0, 1.016))
 
 
 def test_clocks_that_drift_apart_are_set_right() -> None:
@@ -80,7 +82,7 @@ def test_clocks_that_drift_apart_are_set_right() -> None:
         pacer.finished(ended + 1e-4, 0.016 * (1 - 1e-4))
         ended += 0.016
     pacer.launched(8192, ended - 0.001)
-    told, seconds, _ = pacer.finished(ended + 1e-4, 0.016 * (1 - 1e-4))
+    told, seconds, *_ = pacer.finished(ended + 1e-4, 0.016 * (1 - 1e-4))
     assert told == pytest.approx(ended, abs=2e-4)
     assert seconds == pytest.approx(0.016, rel=1e-3)
 
@@ -89,9 +91,10 @@ def test_the_time_between_batches_is_nobodys() -> None:
     """An hour without work, by two clocks that differ by a second after it."""
     pacer = after_one(8192, 0.016)
     pacer.launched(8192, 3600.0)
-    assert pacer.finished(3600.02, 3599.0) == pytest.approx((3600.02, 0.02, 0))
+    assert pacer.finished(3600.02, 3599.0) == pytest.approx((3600.02, 0.02, 0, 3600.0))
     pacer.launched(8192, 3600.03)
-    assert pacer.finished(3600.05, 0.018) == pytest.approx((3600.05, 0.018, 0))  # the device says less than was seen
+    # the device says less than was seen
+    assert pacer.finished(3600.05, 0.018) == pytest.approx((3600.05, 0.018, 0, 3600.032))
 
 
 def test_both_under_way_count() -> None:
@@ -138,14 +141,22 @@ def test_tokens_per_second_follow_the_device() -> None:
     assert pacer.tokens_per_second == pytest.approx(1800.0)
 
 
+def test_what_fails_inside_a_batch_is_not_its_time() -> None:
+    pacer = after_one(1024, 0.1)
+    pacer.launched(1024, 1.0)
+    pacer.stood_still(0.03)
+    assert pacer.finished(1.13) == pytest.approx((1.13, 0.1, 0, 1.0))
+    assert pacer.tokens_per_second == pytest.approx(1024 / 0.1)
+
+
 def test_a_batch_inside_another_has_its_own_time() -> None:
     """A batch of 100 ms, launched at 1.0, stands still for 20 ms and for 10."""
     pacer = after_one(1024, 0.1)
     pacer.launched(1024, 1.0)
-    assert pacer.finished_inside(32, 1.03, 1.05) == pytest.approx((1.05, 0.02, 1))
-    assert pacer.finished_inside(16, 1.07, 1.08) == pytest.approx((1.08, 0.01, 1))
+    assert pacer.finished_inside(32, 1.03, 1.05) == pytest.approx((1.05, 0.02, 1, 1.03))
+    assert pacer.finished_inside(16, 1.07, 1.08) == pytest.approx((1.08, 0.01, 1, 1.07))
     assert pacer.hold(1.08) == pytest.approx(0.05 - 0.0007 - 0.005)  # half of it is done
-    assert pacer.finished(1.13) == pytest.approx((1.13, 0.1, 0))
+    assert pacer.finished(1.13) == pytest.approx((1.13, 0.1, 0, 1.0))
     # what ran inside counts as any other: four batches' rates, the newest with a fifth of the weight each
     rate = 1024 / 0.1
     for latest in (32 / 0.02, 16 / 0.01, 1024 / 0.1):

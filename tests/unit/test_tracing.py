@@ -145,7 +145,7 @@ def test_what_an_engine_reports_of_traced_requests() -> None:
     now = time.monotonic()
     traced.packed_at = now + 1
     batch = Batch.of(tuple(Segment(request, 0, 1) for request in requests))
-    metrics.batch_done(BatchReport(batch, 0.5, 0.125, 8, replayed=True, finished_at=now + 2))
+    metrics.batch_done(BatchReport(batch, 0.5, 0.125, 8, replayed=True, began_at=now + 1.5, finished_at=now + 2))
     metrics.requests_done([RequestReport(request, Outcome.SERVED, 2.0) for request in requests])
     expired = Request(np.arange(4, dtype=np.int32), np.array([4], np.int32), lambda _: None, lane=Lane.BULK)
     expired.tag = metrics.tag_of(Asked(json.dumps({"traceparent": _SENT})))
