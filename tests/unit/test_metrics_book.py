@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Mapping
 
-from rose_ensemble.metrics import FLUSH_SECONDS, MetricsBook
+from rose_ensemble.metrics import FLUSH_SECONDS, MetricsBook, samples_of
 from tests.support.waiting import wait_until
 
 
@@ -21,6 +23,19 @@ class Sample:
     def set(self, value: float) -> None:
         self.value = value
         self.changes += 1
+
+
+class Family:
+    """As `pb_utils.MetricFamily`; `last` is the newest that was made, or None once it is freed."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    last: weakref.ref[Family]
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        type(self).last = weakref.ref(self)
+
+    def Metric(self, labels: Mapping[str, str]) -> Sample:  # noqa: N802 (Triton's name)
+        return Sample()
 
 
 class Server:
@@ -96,3 +111,12 @@ def test_it_flushes_by_itself_and_at_the_end() -> None:
         counter.add()
     book.stop()
     assert server.samples["c", ""].value == 4001
+
+
+def test_families_are_never_freed() -> None:
+    """At a process's end Triton 24.10 does not survive it."""
+    make = samples_of(Family)
+    make("rose_made_up_total", "made up", "counter", {"model": "m"})
+    del make
+    gc.collect()
+    assert Family.last() is not None
