@@ -24,31 +24,36 @@ class LargeRequests:
         self._room = threading.Condition()
         self._thread = ThreadPoolExecutor(1, "rose-large")
 
-    def put(self, size: int, job: Callable[[], None]) -> None:
+    def put(self, size: int, job: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Have a job done, once those before it are.
 
         Blocks while too much waits, so that Triton keeps what comes then.
 
         Args:
             size: characters; of any number, one job may wait.
-            job: answers a request; what it raises is logged.
+            job: answers a request.
+            failed: told what that raised, so that it is answered all the same.
         """
         with self._room:
             while self._waiting and self._waiting + size > self._most_waiting:
                 self._room.wait()
             self._waiting += size
-        self._thread.submit(self._do, size, job)
+        self._thread.submit(self._do, size, job, failed)
 
     def close(self) -> None:
         """Do what is left; nothing more may come."""
         self._thread.shutdown()
 
-    def _do(self, size: int, job: Callable[[], None]) -> None:
+    def _do(self, size: int, job: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         with self._room:
             self._waiting -= size
             self._room.notify()
         try:
             job()
-        except Exception:
-            # Nobody is left to be told; the thread goes on to the next.
-            logger.exception("a large request was not answered")
+        except BaseException as cause:  # a panic of the tokenizer's library is no `Exception`
+            logger.exception("a large request failed")
+            try:
+                failed(cause)
+            except Exception:
+                # Nobody is left to be told; the thread goes on to the next.
+                logger.exception("a large request was not answered")

@@ -1,7 +1,6 @@
 """Triton adapter of the tokenize step: tensors in, `TokenizeStep`, tensors out."""
 
 import json
-import logging
 import os
 import time
 from functools import partial
@@ -26,8 +25,6 @@ from rose_ensemble.texts import TextLimits, decode_texts, read_chunk_counts, rea
 from rose_ensemble.tokenize_metrics import TokenizeMetrics
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 from rose_ensemble.tracing import open_tracing
-
-logger = logging.getLogger(__name__)
 
 _Prepared: TypeAlias = TokenizeInput | ScoreInput | RoseError
 
@@ -65,15 +62,16 @@ class TritonPythonModel:
         sizes = [0 if isinstance(item, RoseError) else item.num_characters for item in prepared]
         if max(sizes) <= LARGE:
             return self._run(requests, prepared, began)
+        senders = [request.get_response_sender() for request in requests]
         soon = [index for index, size in enumerate(sizes) if size <= LARGE]
-        answers = []
         if soon:
             answers = self._run([requests[index] for index in soon], [prepared[index] for index in soon], began)
-        for request, item, size in zip(requests, prepared, sizes, strict=True):
+            for index, answer in zip(soon, answers, strict=True):
+                _send(senders[index], answer)  # not returned: what follows may have to wait for room
+        for request, item, size, sender in zip(requests, prepared, sizes, senders, strict=True):
             if size > LARGE:
-                self._large.put(size, partial(self._answer_later, request, item, request.get_response_sender()))
-        by_index = dict(zip(soon, answers, strict=True))
-        return [by_index.get(index) for index in range(len(requests))]
+                self._large.put(size, partial(self._answer_later, request, item, sender), partial(_fail, sender))
+        return [None] * len(requests)
 
     def _run(self, requests: list[Any], prepared: list[_Prepared], began: float) -> list[Any]:
         good = [item for item in prepared if not isinstance(item, RoseError)]
@@ -87,17 +85,12 @@ class TritonPythonModel:
         return answers
 
     def _answer_later(self, request: Any, item: _Prepared, sender: Any) -> None:
-        try:
-            refusal = self._board.refusal()  # much may have come since
-            if refusal is None:
-                [answer] = self._run([request], [item], time.perf_counter())
-            else:
-                self._metrics.refused(1)
-                answer = _response(UnavailableError(refusal))
-        except Exception as cause:  # of which Triton would tell the sender, had `execute` raised it
-            logger.exception("a large request failed")
-            error = pb_utils.TritonError(f"tokenization failed: {cause!r}", pb_utils.TritonError.INTERNAL)
-            answer = pb_utils.InferenceResponse(error=error)
+        refusal = self._board.refusal()  # much may have come since
+        if refusal is None:
+            [answer] = self._run([request], [item], time.perf_counter())
+        else:
+            self._metrics.refused(1)
+            answer = _response(UnavailableError(refusal))
         _send(sender, answer)
 
     def finalize(self) -> None:
@@ -133,6 +126,11 @@ class TritonPythonModel:
 
 def _send(sender: Any, answer: Any) -> None:
     sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def _fail(sender: Any, cause: BaseException) -> None:
+    error = pb_utils.TritonError(f"tokenization failed: {cause!r}", pb_utils.TritonError.INTERNAL)
+    _send(sender, pb_utils.InferenceResponse(error=error))
 
 
 def _response(outcome: TokenizeOutput | RoseError) -> Any:
