@@ -40,8 +40,8 @@ class ScoreInput:
 
     @property
     def num_characters(self) -> int:
-        """To be tokenized; the query, which may be with every document, is not counted."""
-        return sum(map(len, self.content))
+        """To be tokenized at most: with some checkpoints, query and instruction go with each document."""
+        return sum(map(len, self.content)) + len(self.content) * len(self.query + (self.options.instruction or ""))
 
     @classmethod
     def read(

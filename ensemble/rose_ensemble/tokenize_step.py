@@ -36,8 +36,10 @@ class TokenizeInput:
 
     @property
     def num_characters(self) -> int:
-        """To be tokenized."""
-        return 0 if isinstance(self.content, TokenInput) else sum(map(len, self.content))
+        """To be tokenized; a prompt that the request brings goes with each text."""
+        if isinstance(self.content, TokenInput):
+            return 0
+        return sum(map(len, self.content)) + len(self.content) * len(self.options.prompt or "")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class TokenizeStep:
         if isinstance(request.content, TokenInput):
             raise InvalidArgumentError("CHUNK_COUNTS applies to TEXT; TOKEN_IDS are used as they are")
         self._documents.check(late_chunking=options.late_chunking)
-        found = self._documents.encode(request.content, counts, prompt_for(self.checkpoint, options))
+        found = self._documents.encode(request.content, counts, self._prompt_of(request.content, options))
         tokens, spans = found.tokens, found.spans
         work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, spans=spans)
         return TokenizeOutput(work, (spans.stops - spans.starts).reshape(request.shape))
@@ -114,8 +116,18 @@ class TokenizeStep:
             if options.prompt is not None or options.prompt_name is not None or options.input_type is not None:
                 raise InvalidArgumentError("prompts apply to TEXT; TOKEN_IDS are used as they are")
             return []
-        prompt = prompt_for(self.checkpoint, options)
+        prompt = self._prompt_of(request.content, options)
         return [prompt + text for text in request.content] if prompt else request.content
+
+    def _prompt_of(self, texts: list[str], options: RequestOptions) -> str:
+        prompt = prompt_for(self.checkpoint, options)
+        size = len(texts) * len(prompt)
+        if size > self.limits.max_bytes:
+            raise InvalidArgumentError(
+                f"the prompt, repeated for {len(texts)} texts, has {size} characters: "
+                f"the limit is {self.limits.max_bytes} in one request"
+            )
+        return prompt
 
     def _finish(self, request: TokenizeInput, encoded: Sequence[list[int]]) -> TokenizeOutput | RoseError:
         try:

@@ -13,6 +13,7 @@ from rose_backend.core import Field
 from rose_backend.errors import InvalidArgumentError
 from rose_ensemble.checkpoint import read_checkpoint
 from rose_ensemble.options import RequestOptions
+from rose_ensemble.score_step import ScoreInput
 from rose_ensemble.texts import TextLimits, TokenInput
 from rose_ensemble.tokenize_step import TokenizeInput, TokenizeOutput, TokenizeStep
 
@@ -156,6 +157,23 @@ def test_too_long_without_truncation(step: TokenizeStep) -> None:
 
 def test_a_prompt_counts_towards_the_limit(step: TokenizeStep) -> None:
     assert "has 6 tokens" in refusal(step, texts("tea tea pot", prompt_name="query", truncate=False))
+
+
+def test_a_prompt_is_limited_with_all_its_texts(step: TokenizeStep) -> None:
+    """So that a small message cannot become gigabytes."""
+    narrow = TokenizeStep(step.checkpoint, TextLimits(max_bytes=40))
+    assert run_one(narrow, texts(*["tea"] * 4, prompt="tea a pot ")).work.lengths.tolist() == [5] * 4
+    expected = "the prompt, repeated for 4 texts, has 44 characters: the limit is 40 in one request"
+    assert refusal(narrow, texts(*["tea"] * 4, prompt="tea tea pot")) == expected
+
+
+def test_what_is_to_be_tokenized_counts_with_its_prompts() -> None:
+    assert texts("tea", "teapot").num_characters == 9
+    assert texts("tea", "teapot", prompt="a pot ").num_characters == 9 + 2 * 6
+    assert token_ids([1, 2, 3]).num_characters == 0
+    assert ScoreInput("pot", ["tea", "teapot"], RequestOptions(), 7).num_characters == 9 + 2 * 3
+    with_instruction = ScoreInput("pot", ["tea", "teapot"], RequestOptions(instruction="find"), 7)
+    assert with_instruction.num_characters == 9 + 2 * (3 + 4)
 
 
 def test_good_requests_are_untouched_by_bad_ones(step: TokenizeStep) -> None:
