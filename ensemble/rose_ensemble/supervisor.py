@@ -3,8 +3,9 @@
 What Triton 24.10 does when a stub (the process of a Python model) is killed or stopped, each tried:
 
 - Server and models stay "ready"; requests that reach the stub are answered "Stub process ... is not healthy" within
-  about a second (HTTP 500). Those a killed engine had already accepted are never answered: only the caller's own
-  deadline ends them. Other models' requests are not affected.
+  about a second (HTTP 500). Those that it had taken, to answer them later, are never answered: only the caller's own
+  deadline ends them. So it is with an engine's queue, and with a tokenizer's large requests. Other models' requests
+  are not affected.
 - Unloading the ensemble with its dependents makes `/v2/models/<name>/ready` say 400 at once, and `/v2/health/ready`
   too while anything is still unloading; once all is unloaded the latter says 200 again, because a server without
   models counts as ready. Requests meanwhile get 404. So a load balancer should watch the model, not the server.
