@@ -33,7 +33,7 @@ class Limits:
         try:
             self.check(request)
         except InvalidArgumentError as error:
-            return error
+            return error.as_value()
         return None
 
     def check(self, request: Request) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+_Error = TypeVar("_Error", bound="RoseError")
 
 
 class Status(str, Enum):
@@ -18,6 +20,15 @@ class RoseError(Exception):
     """Base of every error that answers a request or refuses to start."""
 
     status: ClassVar[Status] = Status.INTERNAL
+
+    def as_value(self: _Error) -> _Error:
+        """This error, to be kept beside results: without the frames in which it was raised, and what it came from.
+
+        One of those frames may hold what this is kept in, and others hold requests: they and the memory that they share
+        with the server would stay until the garbage collector came by.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
 
 class InvalidArgumentError(RoseError):

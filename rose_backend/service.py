@@ -209,7 +209,7 @@ class RoseService:
         try:
             self._queue.add(request, self._pacer.tokens_per_second)
         except UnavailableError as error:
-            return error
+            return error.as_value()
         return None
 
     def _launch_batches(self) -> None:

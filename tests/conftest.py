@@ -41,9 +41,15 @@ def oracle(minilm: Path) -> Oracle:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `server` serves."""
+    return tmp_path_factory.mktemp("repository")
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
     """A tritonserver with the default pipeline on free ports."""
-    store = Repository(tmp_path_factory.mktemp("repository"))
+    store = Repository(repository)
     pipeline = Pipeline()
     store.add(pipeline)
     log_path = tmp_path_factory.mktemp("log") / "tritonserver.log"

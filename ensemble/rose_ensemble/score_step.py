@@ -91,7 +91,7 @@ class ScoreStep:
             return self._run_together(requests)
         except InvalidArgumentError as error:
             if len(requests) == 1:
-                return [error]
+                return [error.as_value()]
             return [outcome for request in requests for outcome in self.run([request])]
 
     def _run_together(self, requests: Sequence[ScoreInput]) -> list[TokenizeOutput | RoseError]:
@@ -103,7 +103,7 @@ class ScoreStep:
             try:
                 self._check(pairs)
             except RoseError as error:
-                prepared.append(error)
+                prepared.append(error.as_value())
                 continue
             own = self._tokenizer.texts(pairs)
             prepared.append((request, pairs, slice(len(texts), len(texts) + len(own))))
@@ -132,6 +132,6 @@ class ScoreStep:
         try:
             tokens, fields = self._tokenizer.join(pairs, encoded)
         except RoseError as error:
-            return error
+            return error.as_value()
         work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, fields)
         return TokenizeOutput(work, tokens.lengths.reshape(request.shape))

@@ -75,7 +75,7 @@ class TokenizeStep:
             return self._run_together(requests)
         except InvalidArgumentError as error:
             if len(requests) == 1:
-                return [error]
+                return [error.as_value()]
             return [outcome for request in requests for outcome in self.run([request])]
 
     def _run_together(self, requests: Sequence[TokenizeInput]) -> list[TokenizeOutput | RoseError]:
@@ -89,7 +89,7 @@ class TokenizeStep:
                     continue
                 own = self._prompted(request)
             except RoseError as error:
-                prepared.append(error)
+                prepared.append(error.as_value())
                 continue
             prepared.append((request, slice(len(texts), len(texts) + len(own))))
             texts += own
@@ -134,7 +134,7 @@ class TokenizeStep:
             tokens = self._tokens(request, encoded)
             fields = {} if self.checkpoint.head.include_prompt else self._prompt_lengths(request, encoded)
         except RoseError as error:
-            return error
+            return error.as_value()
         work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, fields)
         return TokenizeOutput(work, tokens.lengths.reshape(request.shape))
 

@@ -5,13 +5,16 @@ As in michaelfeil/infinity#242 and #609, triton-inference-server/server#2764.
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from rose_ensemble.large_requests import LARGE
 from tests.support.cases import TEA_IDS
 from tests.support.oracle import Oracle
+from tests.support.processes import processes_mentioning
 from tests.support.prometheus import Counters
 from tests.support.texts import make_texts
 from tests.support.vectors import assert_close
@@ -57,6 +60,25 @@ def _one_round(raw_grpc: RawGrpc, oracle: Oracle) -> None:
     assert "TEXT[0, 0] is not valid UTF-8: byte 4 is 0xff" in poison.result()
     for text, future in zip(_TEXTS, good, strict=True):
         assert_close(future.result()["EMBEDDING"][0, 0], oracle.vector(text))
+
+
+def test_what_is_refused_leaves_no_memory_behind(raw_grpc: RawGrpc, repository: Path) -> None:
+    """A tokenizer shares memory with the server, which never shrinks: 80 MiB of refused texts must not add up there."""
+    [tokenizer] = processes_mentioning(repository / "tokenize" / "1" / "model.py")
+    large = text_tensor([b"a" * (4 << 20) + b"\xff"], [1, 1])
+    raw_grpc.refusal([large])
+    before = _shared_bytes(tokenizer)
+    for _ in range(20):
+        raw_grpc.refusal([large])
+    assert _shared_bytes(tokenizer) < before + (16 << 20)
+
+
+def _shared_bytes(pid: int) -> int:
+    """What of the memory shared with the server is in use or was."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    regions = set(re.findall(r"/dev/shm/triton_python_backend_shm_region_\S+", maps))
+    assert regions
+    return sum(Path(region).stat().st_blocks * 512 for region in regions)
 
 
 def test_parameters_that_are_not_utf8(raw_http: RawHttp, raw_grpc: RawGrpc, oracle: Oracle) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -271,6 +273,21 @@ def test_a_request_over_the_limits_is_refused_at_once(engine: RoseEngine) -> Non
         with pytest.raises(InvalidArgumentError, match="30522"):
             state.service.submit(request_of([[30522]], answer))
     assert answer.outcomes == []
+
+
+def test_nothing_keeps_a_request_that_was_refused(engine: RoseEngine) -> None:
+    """Its memory is shared with the server, and is not to wait for the garbage collector."""
+    gc.disable()
+    try:
+        with running(engine, config=QueueConfig(max_requests=1)) as state:
+            requests = [request_of(sequences) for sequences in ([[30522]], GOOD[:1], GOOD[1:2])]
+            replies = [weakref.ref(request.reply) for request in (requests[0], requests[2])]
+            kinds = [type(error) for error in state.service.submit_all(requests)]
+            assert kinds == [InvalidArgumentError, type(None), UnavailableError]
+            del requests
+            assert [reply() for reply in replies] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_reply_that_raises_does_not_stop_the_service(engine: RoseEngine, alone: Alone) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +176,20 @@ def test_what_is_to_be_tokenized_counts_with_its_prompts() -> None:
     assert ScoreInput("pot", ["tea", "teapot"], RequestOptions(), 7).num_characters == 9 + 2 * 3
     with_instruction = ScoreInput("pot", ["tea", "teapot"], RequestOptions(instruction="find"), 7)
     assert with_instruction.num_characters == 9 + 2 * (3 + 4)
+
+
+def test_an_error_keeps_nothing_of_its_request(step: TokenizeStep) -> None:
+    """Whose memory is shared with the server, and is not to wait for the garbage collector."""
+    gc.disable()
+    try:
+        requests = [texts("pot", prompt_name="unknown"), texts("tea tea tea pot", truncate=False), token_ids([1] * 6)]
+        refused = [weakref.ref(request) for request in requests]
+        outcomes = step.run(requests)
+        del requests
+        assert [type(outcome) for outcome in outcomes] == [InvalidArgumentError] * 3
+        assert [request() for request in refused] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_good_requests_are_untouched_by_bad_ones(step: TokenizeStep) -> None:

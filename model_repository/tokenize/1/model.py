@@ -120,7 +120,7 @@ class TritonPythonModel:
                 tokens = read_token_input(ids.as_numpy(), counts, self._step.checkpoint.vocab_size, limits)
                 return TokenizeInput(tokens, counts.shape, options, arrival_stamp())
         except RoseError as error:
-            return error
+            return error.as_value()
         return InvalidArgumentError("give either TEXT, or TOKEN_IDS with TOKEN_LENGTHS; CHUNK_COUNTS goes with TEXT")
 
 
