@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import IO
 
 from rose_backend.errors import RoseError
+from rose_ensemble.drain import Drain
 from rose_ensemble.stubs import Stub, left_stubs, live_stubs
 from rose_ensemble.triton_http import TritonHttp
 from rose_ensemble.tritonserver import TritonServer
@@ -156,7 +157,9 @@ class ServerProcess:
         self.endpoints = endpoints
         self.stopping = threading.Event()
         self._http = TritonHttp(endpoints.host, endpoints.http_port)
+        self._models = models
         self._abandoned: frozenset[Stub] = frozenset()
+        self._drain: Drain | None = None
         held: list[int] = []
         with _held_signals(held):
             # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
@@ -202,19 +205,25 @@ class ServerProcess:
         self._abandoned |= frozenset(stubs)
 
     def terminate(self) -> None:
-        """Ask the server to answer what it has accepted and end; returns at once."""
+        """Ask the server to have its engines answer what they have accepted, and end; returns at once."""
         self.stopping.set()
         self._process.terminate()
 
     def wait(self) -> int:
-        """Wait until the server ends, passing SIGTERM and SIGINT on as an orderly stop; its exit status.
+        """Wait until the server ends; its exit status.
+
+        At SIGTERM or SIGINT it is drained, and then told to end; at another one it is told to end at once.
 
         A server that was given abandoned processes is ended, with status 0, once all others have: it would wait for
         models that never unload until its exit timeout.
         """
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
-            self.terminate()
+            if self.stopping.is_set():
+                self.terminate()
+            else:
+                self._drain = Drain(self._http, self._models)
+                self.stopping.set()
 
         previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -250,6 +259,9 @@ class ServerProcess:
     def _wait(self) -> int:
         served_at = time.monotonic()
         while (status := self._process.poll()) is None:
+            if self._drain is not None and self._drain.is_over():
+                self._drain = None
+                self.terminate()
             if not (self.stopping.is_set() and self._abandoned) or self.stubs() - self._abandoned:
                 served_at = time.monotonic()
             elif time.monotonic() - served_at > _ANSWERS_LEAVE_SECONDS:

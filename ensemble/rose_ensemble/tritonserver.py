@@ -17,7 +17,7 @@ from rose_ensemble.tracing import triton_options
 
 _PYTHONS = ("3.10", "3.11", "3.12")
 _TUNABLES = "GLIBC_TUNABLES"
-_EXIT_SECONDS = 120  # for what was accepted; Triton's 30 would drop the end of a long queue
+_EXIT_SECONDS = 60  # for what is left after a minute of draining; as long again, since Triton's 30 may be too short
 
 
 class ServerNotFoundError(RoseError):

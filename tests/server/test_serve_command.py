@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -10,17 +11,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
 from tests.support.oracle import Oracle
 from tests.support.processes import processes_mentioning, rose_command, running
+from tests.support.serving import serving
 from tests.support.vectors import assert_close
 from tests.support.waiting import wait_until
+from tests.support.wire import RawGrpc, text_input, text_tensor
 
 _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0", "--gateway-port=0")
 
@@ -120,6 +126,46 @@ def test_sigterm_while_starting_leaves_nothing_behind(tmp_path: Path, command: s
     finally:
         for left in processes_mentioning(tmp_path):
             os.kill(left, signal.SIGKILL)
+
+
+def test_sigterm_lets_what_was_begun_be_finished(tmp_path: Path, oracle: Oracle) -> None:
+    """Also what is being tokenized, and while others cancel what they sent, which ends Triton on its own."""
+    slow = text_tensor([" " * 200_000] * 20, [1, 20])  # for its tokenizer: the engine has two tokens a text
+    with (
+        serving(tmp_path, "--device=cpu") as served,
+        RawGrpc(served.grpc) as raw,
+        ThreadPoolExecutor(3) as pool,
+        grpcclient.InferenceServerClient(served.grpc) as client,
+    ):
+        before = _busy_seconds(served.stub("tokenize"))
+        begun = pool.submit(raw.infer, [slow])
+        wait_until(lambda: _busy_seconds(served.stub("tokenize")) > before + 0.1, "it is being tokenized")
+        cancelling = [pool.submit(_cancel_until, served.process, client) for _ in range(2)]
+        served.process.send_signal(signal.SIGTERM)
+        vectors = begun.result()["EMBEDDING"][0]
+        assert served.process.wait(100) == 0
+        assert sum(future.result() for future in cancelling) > 0
+    for vector in vectors:
+        assert_close(vector, oracle.vector(""))
+
+
+def _cancel_until(ended: subprocess.Popen[str], client: grpcclient.InferenceServerClient) -> int:
+    """Cancel one small request after another until a process has ended; how many."""
+    for count in itertools.count():
+        if ended.poll() is not None:
+            return count
+        over = threading.Event()
+        sent = client.async_infer("embed", [text_input(grpcclient, ["tea"])], lambda over=over, **_: over.set())
+        over.wait(0.003)
+        sent.cancel()
+        assert over.wait(60)
+    raise AssertionError("never")
+
+
+def _busy_seconds(pid: int) -> float:
+    """Time of a core that a process has used."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _address(printed: list[str], label: str) -> str:

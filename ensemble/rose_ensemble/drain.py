@@ -1,0 +1,47 @@
+"""Before a server is told to end: have it finish what it has begun.
+
+Told to end, Triton 24.10 refuses each step that has not begun, so a request that is being tokenized is refused as well,
+and a request that is cancelled in the moment of such a refusal ends the server with a segmentation fault. An ensemble
+that is unloaded does not begin anything new ("has no available versions"), and has all of its steps for what it began.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from rose_ensemble.triton_http import TritonHttp
+
+_MOST_SECONDS = 60.0
+_ANSWER_SECONDS = 5.0
+_GONE = (None, "UNAVAILABLE")
+
+
+class Drain:
+    """Unloads ensembles, and tells when nothing of them is left.
+
+    Args:
+        http: the server's.
+        models: the ensembles' names.
+        seconds: after which it is over anyway.
+    """
+
+    def __init__(self, http: TritonHttp, models: Sequence[str], seconds: float = _MOST_SECONDS) -> None:
+        self._http = http
+        self._models = models
+        self._ends_at = time.monotonic() + seconds
+
+    def is_over(self) -> bool:
+        """Whether all are unloaded, it took too long, or the server does not say; unloads what is loaded."""
+        if time.monotonic() > self._ends_at:
+            return True
+        try:
+            _, text = self._http.post("/v2/repository/index", {}, _ANSWER_SECONDS)
+            states = {entry["name"]: entry.get("state") for entry in json.loads(text)}
+            for model in self._models:
+                if states.get(model) == "READY":  # also again: somebody may have been loading it
+                    self._http.post(f"/v2/repository/models/{model}/unload", {}, _ANSWER_SECONDS)
+        except (OSError, ValueError, TypeError, KeyError):  # whatever is wrong with it, it can be told to end
+            return True
+        return all(states.get(model) in _GONE for model in self._models)
