@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
 from tests.support.processes import processes_mentioning
-from tests.support.stand_in import ScriptServer, stub_command
+from tests.support.stand_in import ScriptServer, stand_in, stub_command
 from tests.support.waiting import wait_until
 
 _ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
@@ -127,6 +128,26 @@ def test_a_signal_is_passed_on_and_handlers_are_put_back(tmp_path: Path, number:
     thread.join()
     assert process.stopping.is_set()
     assert signal.getsignal(number) is before
+
+
+def test_a_second_signal_does_not_wait_for_what_was_begun(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stand_in(lambda _path, _posted: (200, '[{"name": "embed", "state": "UNLOADING"}]')) as port:
+        process = _started(f"import time; time.sleep(600)  # {tmp_path}", tmp_path, Endpoints("127.0.0.1", port, 2, 3))
+
+        def interrupt() -> None:
+            wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before, "the handler is set")
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            still_there.append(processes_mentioning(f"# {tmp_path}") != [])
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        still_there = list[bool]()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        assert process.wait() == -signal.SIGTERM
+        thread.join()
+    assert still_there == [True]
 
 
 @pytest.mark.slow
