@@ -105,7 +105,7 @@ class TokenizeStep:
         if isinstance(request.content, TokenInput):
             raise InvalidArgumentError("CHUNK_COUNTS applies to TEXT; TOKEN_IDS are used as they are")
         self._documents.check(late_chunking=options.late_chunking)
-        found = self._documents.encode(request.content, counts, self._prompt_of(request.content, options))
+        found = self._documents.encode(request.content, counts, self._prompt_of(options, len(counts)))
         tokens, spans = found.tokens, found.spans
         work = Work(request.shape, request.arrived, tokens.lengths, tokens.ids, spans=spans)
         return TokenizeOutput(work, (spans.stops - spans.starts).reshape(request.shape))
@@ -116,15 +116,15 @@ class TokenizeStep:
             if options.prompt is not None or options.prompt_name is not None or options.input_type is not None:
                 raise InvalidArgumentError("prompts apply to TEXT; TOKEN_IDS are used as they are")
             return []
-        prompt = self._prompt_of(request.content, options)
+        prompt = self._prompt_of(options, len(request.content))
         return [prompt + text for text in request.content] if prompt else request.content
 
-    def _prompt_of(self, texts: list[str], options: RequestOptions) -> str:
+    def _prompt_of(self, options: RequestOptions, times: int) -> str:
         prompt = prompt_for(self.checkpoint, options)
-        size = len(texts) * len(prompt)
+        size = times * len(prompt)
         if size > self.limits.max_bytes:
             raise InvalidArgumentError(
-                f"the prompt, repeated for {len(texts)} texts, has {size} characters: "
+                f"the prompt, repeated for {times} texts, has {size} characters: "
                 f"the limit is {self.limits.max_bytes} in one request"
             )
         return prompt

@@ -169,6 +169,18 @@ def test_a_prompt_is_limited_with_all_its_texts(step: TokenizeStep) -> None:
     assert refusal(narrow, texts(*["tea"] * 4, prompt="tea tea pot")) == expected
 
 
+def test_a_document_has_its_prompt_once(step: TokenizeStep) -> None:
+    """However many chunks it has."""
+    narrow = TokenizeStep(replace(step.checkpoint, max_length=20), TextLimits(max_bytes=40))
+    options = RequestOptions(prompt="tea tea pot ", late_chunking=True)
+
+    def chunked(*counts: int) -> TokenizeInput:
+        return TokenizeInput(["tea"] * 4, (1, 4), options, 7, np.array(counts, np.int32))
+
+    assert run_one(narrow, chunked(4)).work.lengths.tolist() == [9]
+    assert "repeated for 4 texts, has 48 characters" in refusal(narrow, chunked(1, 1, 1, 1))
+
+
 def test_what_is_to_be_tokenized_counts_with_its_prompts() -> None:
     assert texts("tea", "teapot").num_characters == 9
     assert texts("tea", "teapot", prompt="a pot ").num_characters == 9 + 2 * 6
