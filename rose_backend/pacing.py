@@ -83,15 +83,15 @@ class Pacer:
 
     def finished_inside(self, tokens: int, began: float, now: float) -> Ended:
         """A batch ran while the one launched last stood still, and is done; that one's own time is so much less."""
-        seconds = self.stood_still(max(now - began, 1e-6))
+        seconds = max(now - began, 1e-6)
+        self.stood_still(seconds)
         self._learn(tokens, seconds)
         return Ended(now, seconds, len(self._under_way), began)
 
-    def stood_still(self, seconds: float) -> float:
-        """The batch launched last had to wait so long, within its step, for something else; the same seconds."""
+    def stood_still(self, seconds: float) -> None:
+        """The batch launched last had to wait so long, within its step, for something else."""
         outer = self._under_way[-1]
         self._under_way[-1] = replace(outer, stood_still=outer.stood_still + seconds)
-        return seconds
 
     @property
     def num_under_way(self) -> int:
