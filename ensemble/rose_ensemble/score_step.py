@@ -41,7 +41,8 @@ class ScoreInput:
     @property
     def num_characters(self) -> int:
         """To be tokenized at most: with some checkpoints, query and instruction go with each document."""
-        return sum(map(len, self.content)) + len(self.content) * len(self.query + (self.options.instruction or ""))
+        around = len(self.query) + len(self.options.instruction or "")
+        return sum(map(len, self.content)) + len(self.content) * around
 
     @classmethod
     def read(
