@@ -78,6 +78,8 @@ class Pacer:
                 ended = min(now, self._free_since + since_last * _SLOWEST_CLOCK)
         seconds = max(seconds, 1e-6)
         self._free_since = ended
+        # The next batch has the device from now on: what it stood still before is none of its time.
+        self._under_way = deque(replace(waiting, stood_still=0.0) for waiting in self._under_way)
         self._learn(batch.tokens, seconds)
         return Ended(ended, seconds, len(self._under_way), ended - seconds - batch.stood_still)
 

@@ -162,3 +162,17 @@ def test_a_batch_inside_another_has_its_own_time() -> None:
     for latest in (32 / 0.02, 16 / 0.01, 1024 / 0.1):
         rate += (latest - rate) * 0.2
     assert pacer.tokens_per_second == pytest.approx(rate)
+
+
+def test_what_stood_still_before_the_device_was_free_is_not_counted_twice() -> None:
+    """The end of a batch is noticed so late that the next one, of 100 ms, has stood still for 40 ms by then."""
+    pacer = after_one(1024, 0.1)
+    pacer.launched(1024, 1.0)
+    pacer.launched(1024, 1.05)
+    pacer.stood_still(0.04)
+    assert pacer.finished(1.2) == pytest.approx((1.2, 0.2, 1, 1.0))
+    assert pacer.hold(1.2) == pytest.approx(
+        0.105 * 0.95 - 0.0007
+    )  # a batch that took longer lets a twentieth be forgotten
+    pacer.stood_still(0.01)
+    assert pacer.finished(1.31) == pytest.approx((1.31, 0.1, 0, 1.2))
