@@ -48,12 +48,22 @@ class LargeRequests:
         with self._room:
             self._waiting -= size
             self._room.notify()
+        answered(job, failed)
+
+
+def answered(job: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+    """Do what answers a request; raises nothing, since that would be an answer to others.
+
+    Args:
+        job: answers it.
+        failed: told what that raised, so that it is answered all the same.
+    """
+    try:
+        job()
+    except BaseException as cause:  # a panic of the tokenizer's library is no `Exception`
+        logger.exception("a request failed")
         try:
-            job()
-        except BaseException as cause:  # a panic of the tokenizer's library is no `Exception`
-            logger.exception("a large request failed")
-            try:
-                failed(cause)
-            except Exception:
-                # Nobody is left to be told; the thread goes on to the next.
-                logger.exception("a large request was not answered")
+            failed(cause)
+        except Exception:
+            # Nobody is left to be told; others' requests go on.
+            logger.exception("a request was not answered")

@@ -76,4 +76,4 @@ def test_who_cannot_be_told_does_not_keep_the_next_from_being_done(caplog: pytes
     large.put(1, partial(done.append, 2), _unexpected)
     large.close()
     assert done == [2]
-    assert "a large request was not answered" in caplog.text
+    assert "a request was not answered" in caplog.text

@@ -16,7 +16,7 @@ from rose_ensemble.cores import share_cores
 from rose_ensemble.default_checkpoint import resolve_checkpoint
 from rose_ensemble.interpreter import take_turns
 from rose_ensemble.json_logs import configure_logs
-from rose_ensemble.large_requests import LARGE, LargeRequests
+from rose_ensemble.large_requests import LARGE, LargeRequests, answered
 from rose_ensemble.metrics import MetricsBook, samples_of
 from rose_ensemble.options import RequestOptions
 from rose_ensemble.orphan import end_with_server
@@ -67,7 +67,8 @@ class TritonPythonModel:
         if soon:
             answers = self._run([requests[index] for index in soon], [prepared[index] for index in soon], began)
             for index, answer in zip(soon, answers, strict=True):
-                _send(senders[index], answer)  # not returned: what follows may have to wait for room
+                # not returned: what follows may have to wait for room
+                answered(partial(_send, senders[index], answer), partial(_fail, senders[index]))
         for request, item, size, sender in zip(requests, prepared, sizes, senders, strict=True):
             if size > LARGE:
                 self._large.put(size, partial(self._answer_later, request, item, sender), partial(_fail, sender))
