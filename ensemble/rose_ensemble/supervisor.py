@@ -159,6 +159,8 @@ class _Watch:
                 status, text = self._http.post(f"{models}/{name}/unload", unload, _UNLOAD_SECONDS)
                 if status != 200:
                     return f"unload: {error_text(text)}"
+            if self._server.stopping.is_set():  # new processes would only keep it from ending
+                return "reload: the server is stopping"
             status, text = self._http.post(f"{models}/{ensemble}/load", {}, _LOAD_SECONDS)
         except OSError as cause:
             return f"reload: {cause}"

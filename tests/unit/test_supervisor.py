@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,7 @@ class _Triton:
         self.load = load
         self.asked: list[tuple[str, Any]] = []
         self.on_load: Callable[[], None] = lambda: None
+        self.on_unload: Callable[[], None] = lambda: None
         self.on_last_probe: Callable[[], None] = lambda: None
 
     def answer(self, path: str, posted: Any) -> tuple[int, str]:
@@ -52,6 +54,7 @@ class _Triton:
         if path.endswith("/load"):
             self.on_load()
             return self.load
+        self.on_unload()
         return _FINE
 
 
@@ -101,6 +104,16 @@ def test_processes_of_the_generation_before_end_before_the_next_try(tmp_path: Pa
         with pytest.raises(ModelFailedError, match="out of memory"):
             supervisor.run()
     assert living == [1, 0]
+
+
+def test_nothing_is_loaded_into_a_server_that_is_to_end(tmp_path: Path) -> None:
+    triton = _Triton([_DEAD])
+    with _supervised(triton, tmp_path) as (server, supervisor):
+        triton.on_unload = server.terminate
+        assert supervisor.run() == -15
+        wait_until(lambda: len(triton.asked) >= 3, "all is unloaded")
+        wait_until(lambda: "watch-embed" not in {thread.name for thread in threading.enumerate()}, "the watch is over")
+    assert triton.asked == _UNLOADS
 
 
 def test_what_breaks_the_watch_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
