@@ -9,39 +9,51 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rose_ensemble.triton_http import TritonHttp
 
 _MOST_SECONDS = 60.0
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS = 2.0  # what is unloaded is unloaded, whoever waits for it
 _GONE = (None, "UNAVAILABLE")
 
 
 class Drain:
-    """Unloads ensembles, and tells when nothing of them is left.
+    """Unloads ensembles once those who ask them have ended, and tells when nothing of them is left.
 
     Args:
         http: the server's.
         models: the ensembles' names.
+        fronts: each says whether it has ended; one that has not may still ask the ensembles for a part of its work.
         seconds: after which it is over anyway.
     """
 
-    def __init__(self, http: TritonHttp, models: Sequence[str], seconds: float = _MOST_SECONDS) -> None:
+    def __init__(
+        self,
+        http: TritonHttp,
+        models: Sequence[str],
+        fronts: Sequence[Callable[[], bool]] = (),
+        seconds: float = _MOST_SECONDS,
+    ) -> None:
         self._http = http
         self._models = models
+        self._fronts = fronts
         self._ends_at = time.monotonic() + seconds
 
     def is_over(self) -> bool:
-        """Whether all are unloaded, it took too long, or the server does not say; unloads what is loaded."""
+        """Whether all are unloaded, it took too long, or the server cannot say; unloads what is loaded."""
         if time.monotonic() > self._ends_at:
             return True
+        if not all(has_ended() for has_ended in self._fronts):
+            return False
         try:
             _, text = self._http.post("/v2/repository/index", {}, _ANSWER_SECONDS)
             states = {entry["name"]: entry.get("state") for entry in json.loads(text)}
             for model in self._models:
                 if states.get(model) == "READY":  # also again: somebody may have been loading it
                     self._http.post(f"/v2/repository/models/{model}/unload", {}, _ANSWER_SECONDS)
+        except TimeoutError:  # it has other things to do
+            return False
         except (OSError, ValueError, TypeError, KeyError):  # whatever is wrong with it, it can be told to end
             return True
         return all(states.get(model) in _GONE for model in self._models)

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,10 @@ from rose_backend.errors import RoseError
 from rose_ensemble.drain import Drain
 from rose_ensemble.stubs import Stub, left_stubs, live_stubs
 from rose_ensemble.triton_http import TritonHttp
-from rose_ensemble.tritonserver import TritonServer
+from rose_ensemble.tritonserver import EXIT_SECONDS, TritonServer
 
 _POLL_SECONDS = 0.1
+_OVERDUE_SECONDS = 10.0  # after the exit timeout, at which some servers begin to hang instead
 _ANSWERS_LEAVE_SECONDS = 2.0  # from the end of the last model process to the end of a server that cannot end itself
 
 
@@ -159,7 +160,8 @@ class ServerProcess:
         self._http = TritonHttp(endpoints.host, endpoints.http_port)
         self._models = models
         self._abandoned: frozenset[Stub] = frozenset()
-        self._drain: Drain | None = None
+        self._fronts: list[Callable[[], bool]] = []
+        self._told_at: float | None = None
         held: list[int] = []
         with _held_signals(held):
             # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
@@ -204,10 +206,19 @@ class ServerProcess:
         """Name processes of models that may never finish unloading: `wait` does not wait for those."""
         self._abandoned |= frozenset(stubs)
 
+    def drain_after(self, has_ended: Callable[[], bool]) -> None:
+        """Name what ends by itself once `stopping` is set, and needs the models until it has.
+
+        Args:
+            has_ended: asked again and again, from the thread in `wait`.
+        """
+        self._fronts.append(has_ended)
+
     def terminate(self) -> None:
         """Ask the server to have its engines answer what they have accepted, and end; returns at once."""
         self.stopping.set()
         self._process.terminate()
+        self._told_at = self._told_at or time.monotonic()
 
     def wait(self) -> int:
         """Wait until the server ends; its exit status.
@@ -215,19 +226,17 @@ class ServerProcess:
         At SIGTERM or SIGINT it is drained, and then told to end; at another one it is told to end at once.
 
         A server that was given abandoned processes is ended, with status 0, once all others have: it would wait for
-        models that never unload until its exit timeout.
+        models that never unload until its exit timeout. One that outlives even that is killed: a model that never
+        unloads and callers that wait without a deadline make Triton 24.10 hang in its gRPC server.
         """
+        asked: list[int] = []
 
-        def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
-            if self.stopping.is_set():
-                self.terminate()
-            else:
-                self._drain = Drain(self._http, self._models)
-                self.stopping.set()
+        def note(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
+            asked.append(signum)  # and nothing else: it may interrupt what holds the lock that more would need
 
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            return self._wait()
+            return self._wait(asked)
         finally:
             self.stopping.set()
             for number, handler in previous.items():
@@ -256,17 +265,22 @@ class ServerProcess:
     ) -> None:
         self.stop()
 
-    def _wait(self) -> int:
+    def _wait(self, asked: Sequence[int]) -> int:
+        drain: Drain | None = None
         served_at = time.monotonic()
         while (status := self._process.poll()) is None:
-            if self._drain is not None and self._drain.is_over():
-                self._drain = None
+            if asked and drain is None:
+                self.stopping.set()
+                drain = Drain(self._http, self._models, self._fronts)
+            if drain is not None and self._told_at is None and (len(asked) > 1 or drain.is_over()):
                 self.terminate()
             if not (self.stopping.is_set() and self._abandoned) or self.stubs() - self._abandoned:
                 served_at = time.monotonic()
             elif time.monotonic() - served_at > _ANSWERS_LEAVE_SECONDS:
                 self._kill()
                 return 0
+            if self._told_at is not None and time.monotonic() - self._told_at > EXIT_SECONDS + _OVERDUE_SECONDS:
+                self._kill()
             time.sleep(_POLL_SECONDS)
         return status
 

@@ -17,7 +17,7 @@ from rose_ensemble.tracing import triton_options
 
 _PYTHONS = ("3.10", "3.11", "3.12")
 _TUNABLES = "GLIBC_TUNABLES"
-_EXIT_SECONDS = 60  # for what is left after a minute of draining; as long again, since Triton's 30 may be too short
+EXIT_SECONDS = 60  # for what is left after a minute of draining; as long again, since Triton's 30 may be too short
 
 
 class ServerNotFoundError(RoseError):
@@ -64,7 +64,7 @@ class TritonServer:
             f"--grpc-port={grpc_port}",
             f"--metrics-address={http_host}",
             f"--metrics-port={metrics_port}",
-            f"--exit-timeout-secs={_EXIT_SECONDS}",
+            f"--exit-timeout-secs={EXIT_SECONDS}",
             "--disable-auto-complete-config",
             "--pinned-memory-pool-byte-size=0",  # tensors cross Triton in ordinary memory; the engine pins its own
             "--log-info=false",

@@ -148,6 +148,24 @@ def test_sigterm_lets_what_was_begun_be_finished(tmp_path: Path, oracle: Oracle)
         assert_close(vector, oracle.vector(""))
 
 
+def test_sigterm_lets_the_gateway_finish(tmp_path: Path, oracle: Oracle) -> None:
+    """A request of many texts is sent on in parts, the last of them after the signal."""
+    texts = [f"tea {index}" for index in range(2_000)]
+    with serving(tmp_path, "--device=cpu", "--gateway") as served, ThreadPoolExecutor(1) as pool:
+        before = _busy_seconds(served.stub("rose"))
+        url, body = f"http://{served.gateway}/v1/embeddings", {"model": "embed", "input": texts}
+        begun = pool.submit(httpx.post, url, json=body, timeout=100)
+        wait_until(lambda: _busy_seconds(served.stub("rose")) > before + 0.1, "the first part is being run")
+        served.process.send_signal(signal.SIGTERM)
+        answer = begun.result()
+        assert answer.status_code == 200, answer.text
+        assert served.process.wait(100) == 0
+    vectors = [np.array(entry["embedding"], np.float32) for entry in answer.json()["data"]]
+    assert len(vectors) == len(texts)
+    for index in (0, len(texts) - 1):
+        assert_close(vectors[index], oracle.vector(texts[index]))
+
+
 def _cancel_until(ended: subprocess.Popen[str], client: grpcclient.InferenceServerClient) -> int:
     """Cancel one small request after another until a process has ended; how many."""
     count = 0

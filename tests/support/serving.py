@@ -21,6 +21,7 @@ class Serving:
         process: `rose serve`.
         http: `host:port` as printed, and so on.
         folder: its repository is in `repository`, its standard error in `log`.
+        gateway: empty without one.
     """
 
     process: subprocess.Popen[str]
@@ -28,6 +29,7 @@ class Serving:
     grpc: str
     metrics: str
     folder: Path
+    gateway: str = ""
 
     @property
     def log(self) -> str:
@@ -49,17 +51,17 @@ def _began(pid: int) -> int:
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Serving]:
     """Serve on free ports, wait for the addresses; afterwards stop, and see that no process is left."""
-    ports = [f"--{kind}-port=0" for kind in ("http", "grpc", "metrics")]
+    ports = [f"--{kind}-port=0" for kind in ("http", "grpc", "metrics", "gateway")]
     command = rose_command("serve", f"--repository={folder / 'repository'}", *ports, *options)
     with running(command, folder / "log") as process:
         assert process.stdout is not None
         at: dict[str, str] = {}
         for line in process.stdout:
-            found = re.match(r"\s+(gRPC|HTTP|metrics)\s+(?:http://)?([^\s/]+)", line)
+            found = re.match(r"\s+(gRPC|HTTP|metrics|gateway)\s+(?:http://)?([^\s/]+)", line)
             if found:
                 at[found[1]] = found[2]
             if line.startswith("try:"):
                 break
-        assert set(at) == {"gRPC", "HTTP", "metrics"}, (folder / "log").read_text(errors="replace")[-3000:]
-        yield Serving(process, at["HTTP"], at["gRPC"], at["metrics"], folder)
+        assert {"gRPC", "HTTP", "metrics"} <= set(at), (folder / "log").read_text(errors="replace")[-3000:]
+        yield Serving(process, at["HTTP"], at["gRPC"], at["metrics"], folder, at.get("gateway", ""))
     wait_until(lambda: processes_mentioning(folder) == [], "every process is gone")

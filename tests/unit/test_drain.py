@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
+import pytest
+
+from rose_ensemble import drain
 from rose_ensemble.drain import Drain
 from rose_ensemble.triton_http import TritonHttp
 from tests.support.stand_in import stand_in
+from tests.support.waiting import wait_until
 
 _INDEX = "/v2/repository/index"
 _UNLOAD = "/v2/repository/models/embed/unload"
@@ -33,8 +38,8 @@ class _Triton:
 def test_it_is_over_once_all_is_unloaded() -> None:
     triton = _Triton("READY", "UNLOADING", "UNAVAILABLE")
     with stand_in(triton.answer) as port:
-        drain = Drain(TritonHttp("127.0.0.1", port), ["embed"])
-        assert [drain.is_over() for _ in range(3)] == [False, False, True]
+        once = Drain(TritonHttp("127.0.0.1", port), ["embed"])
+        assert [once.is_over() for _ in range(3)] == [False, False, True]
     assert triton.asked == [_INDEX, _UNLOAD, _INDEX, _INDEX]
 
 
@@ -56,6 +61,21 @@ def test_it_does_not_take_for_ever() -> None:
     with stand_in(_Triton("UNLOADING").answer) as port:
         assert Drain(TritonHttp("127.0.0.1", port), ["embed"], seconds=0.0).is_over()
         assert not Drain(TritonHttp("127.0.0.1", port), ["embed"]).is_over()
+
+
+def test_a_server_that_is_slow_to_say_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_ANSWER_SECONDS", 0.2)
+    triton, may_answer = _Triton("UNLOADING", "UNAVAILABLE"), threading.Event()
+
+    def answer(path: str, posted: Any) -> tuple[int, str]:
+        may_answer.wait(10)
+        return triton.answer(path, posted)
+
+    with stand_in(answer) as port:
+        waiting = Drain(TritonHttp("127.0.0.1", port), ["embed"])
+        assert not waiting.is_over()
+        may_answer.set()
+        wait_until(waiting.is_over, "it is unloaded")
 
 
 def test_a_server_that_does_not_say_can_be_told_to_end() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rose_ensemble import server_process
 from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
 from tests.support.processes import processes_mentioning
 from tests.support.stand_in import ScriptServer, stand_in, stub_command
@@ -148,6 +149,85 @@ def test_a_second_signal_does_not_wait_for_what_was_begun(tmp_path: Path) -> Non
         assert process.wait() == -signal.SIGTERM
         thread.join()
     assert still_there == [True]
+
+
+class _Unguarded(threading.Event):
+    """While it is being set comes a signal, whose handler must not set it: it would wait for what it interrupts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupted = 0
+        self._held = threading.Lock()
+
+    def set(self) -> None:
+        assert self._held.acquire(blocking=False)
+        try:
+            if threading.current_thread() is threading.main_thread():
+                self.interrupted += 1
+                signal.raise_signal(signal.SIGINT)
+            super().set()
+        finally:
+            self._held.release()
+
+
+def test_a_signal_may_come_at_any_moment(tmp_path: Path) -> None:
+    process = _started(
+        f"import pathlib, time; pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)", tmp_path
+    )
+    process.stopping = stopping = _Unguarded()
+    before = signal.getsignal(signal.SIGTERM)
+
+    def interrupt() -> None:
+        wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before, "the handler is set")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert process.wait() == -signal.SIGTERM
+    thread.join()
+    assert stopping.interrupted > 1
+
+
+def test_a_server_that_outlives_its_exit_timeout_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "EXIT_SECONDS", 0.2)
+    monkeypatch.setattr(server_process, "_OVERDUE_SECONDS", 0.2)
+    script = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
+    )
+    process = _started(script, tmp_path)
+    wait_until((tmp_path / "there").exists, "the signal is ignored")
+    process.terminate()
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_the_models_stay_until_who_asks_them_has_ended(tmp_path: Path) -> None:
+    """Something in front of the server may have sent a part of its work only."""
+    ended, asked = threading.Event(), list[tuple[str, bool]]()
+
+    def answer(path: str, _posted: Any) -> tuple[int, str]:
+        asked.append((path, ended.is_set()))
+        return 200, '[{"name": "embed", "state": "UNAVAILABLE"}]'
+
+    before = signal.getsignal(signal.SIGTERM)
+    with stand_in(answer) as port:
+        process = _started("import time; time.sleep(600)", tmp_path, Endpoints("127.0.0.1", port, 2, 3))
+        process.drain_after(ended.is_set)
+
+        def interrupt() -> None:
+            wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before, "the handler is set")
+            os.kill(os.getpid(), signal.SIGTERM)
+            told.append(process.stopping.wait(10))
+            time.sleep(0.5)
+            ended.set()
+
+        told = list[bool]()
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        assert process.wait() == -signal.SIGTERM
+        thread.join()
+    assert told == [True]
+    assert asked == [("/v2/repository/index", True)]
 
 
 @pytest.mark.slow

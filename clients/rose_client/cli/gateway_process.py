@@ -57,6 +57,7 @@ class GatewayProcess:
         self._process = subprocess.Popen(  # noqa: S603 (our own command line)
             command, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
+        server.drain_after(lambda: self._process.poll() is not None)
         self._watch = threading.Thread(target=self._follow, name="watch-gateway", daemon=True)
 
     def wait_until_listening(self) -> str:
