@@ -12,6 +12,8 @@ What Triton 24.10 does when a stub (the process of a Python model) is killed or 
 - Loading it again starts fresh stubs, also while the old ones are unloading.
 - A step that somebody loaded by its own name (to have a changed file read, say) is not unloaded with the ensemble. When
   that is loaded again a second set of the step's stubs starts beside the first, and the time after none does.
+- One that is killed while it holds a lock in the memory that it shares with Triton ends Triton
+  (`boost::interprocess::lock_exception`): 1 of 300 that were killed within 3 ms of an answer on a busy machine.
 - Every request that met the dead stub holds its model for ever: the old generation never finishes unloading, its
   living stubs stay (with their memory), and tritonserver's own orderly exit runs into its timeout.
 """

@@ -66,7 +66,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 def test_model_comes_back(served: Serving, oracle: Oracle, model: str, number: signal.Signals) -> None:
     http, before, told = RawHttp(served.http), served.tritonserver(), served.log.count("model recovered")
     with _statuses(f"http://{served.http}/v2/models/embed/ready") as seen:
-        os.kill(served.stub(model), number)
+        served.send_signal(model, number)
         status, answer = http.infer(["tea"], [1, 1])
         assert status in (404, 500, 503), answer
         wait_until(lambda: http.infer(["tea"], [1, 1])[0] == 200, "the model answers again", seconds=120)
@@ -125,7 +125,7 @@ def test_what_was_loaded_by_name_comes_back_time_and_again(served: Serving, mode
     assert admin.post(f"/v2/repository/models/{model}/load", {}, 120)[0] == 200
     for killed in ("tokenize", "rose"):
         wanted = served.log.count("model recovered") + 1
-        os.kill(served.stub(killed), signal.SIGKILL)
+        served.send_signal(killed, signal.SIGKILL)
         wait_until(partial(_recovered, served, wanted), "the recovery is told", seconds=120)
         assert http.infer(["tea"], [1, 1])[0] == 200
 
@@ -152,7 +152,7 @@ def test_one_dead_engine_of_two(oracle: Oracle, tmp_path: Path) -> None:
     """Triton serves the two in turn, so every second request fails; both are new afterwards."""
     with serving(tmp_path, "--device=cpu,cpu", "--probe-interval=0.5") as served:
         http = RawHttp(served.http)
-        os.kill(served.stub("rose"), signal.SIGKILL)
+        served.send_signal("rose", signal.SIGKILL)
         wait_until(lambda: "model recovered" in served.log, "the model is back", seconds=120)
         assert [http.infer(["tea"], [1, 1])[0] for _ in range(6)] == [200] * 6
         served.process.send_signal(signal.SIGTERM)
@@ -162,7 +162,7 @@ def test_one_dead_engine_of_two(oracle: Oracle, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_during_recovery(tmp_path: Path) -> None:
     with serving(tmp_path, "--probe-interval=0.5") as served:
-        os.kill(served.stub("tokenize"), signal.SIGKILL)
+        served.send_signal("tokenize", signal.SIGKILL)
         wait_until(lambda: "model failed" in served.log, "the failure is noticed")
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(100) == 0
@@ -175,7 +175,7 @@ def test_unrecoverable_failure_ends_the_server(minilm: Path, tmp_path: Path) -> 
     shutil.copytree(minilm, checkpoint)
     with serving(tmp_path, f"--checkpoint={checkpoint}", "--name=mini", "--probe-interval=0.5") as served:
         (checkpoint / "model.safetensors").rename(tmp_path / "elsewhere")
-        os.kill(served.stub("mini_rose"), signal.SIGKILL)
+        served.send_signal("mini_rose", signal.SIGKILL)
         assert served.process.wait(200) == 1
         last = served.log.rstrip().splitlines()[-1]
         assert last.startswith("error: model 'mini' failed, 3 reloads in vain; last: ")

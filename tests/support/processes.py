@@ -29,7 +29,7 @@ def running(
         finally:
             process.terminate()
             try:
-                process.wait(60)
+                process.wait(150)  # killed, `rose serve` would leave its server behind
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
+import sys
+import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.processes import processes_mentioning, rose_command, running
+from tests.support.prometheus import Page
 from tests.support.waiting import wait_until
 
 
@@ -39,6 +45,22 @@ class Serving:
         """Process id of the newest process that runs the model."""
         return max(processes_mentioning(self.folder / "repository" / model / "1" / "model.py"), key=_began)
 
+    def send_signal(self, model: str, number: signal.Signals) -> None:
+        """Send a signal to the newest process that runs the model, while it says nothing to Triton.
+
+        A process that is killed while it answers or hands on its counts may hold a lock in the memory that it shares
+        with Triton, which then ends (`boost::interprocess::lock_exception`), or waits for ever.
+        """
+        handed_on = self._handed_on(model)
+        wait_until(lambda: self._handed_on(model) > handed_on, "it hands on its counts, those of probes")
+        time.sleep(0.1)
+        os.kill(self.stub(model), number)
+
+    def _handed_on(self, model: str) -> int:
+        counted = "rose_batches_total" if model.endswith("rose") else "rose_tokenize_requests_total"
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
+            return Page(answer.read().decode()).read(counted, model=model)
+
     def tritonserver(self) -> list[int]:
         return processes_mentioning(f"--model-repository={self.folder / 'repository'}")
 
@@ -63,5 +85,10 @@ def serving(folder: Path, *options: str) -> Iterator[Serving]:
             if line.startswith("try:"):
                 break
         assert {"gRPC", "HTTP", "metrics"} <= set(at), (folder / "log").read_text(errors="replace")[-3000:]
-        yield Serving(process, at["HTTP"], at["gRPC"], at["metrics"], folder, at.get("gateway", ""))
+        found = Serving(process, at["HTTP"], at["gRPC"], at["metrics"], folder, at.get("gateway", ""))
+        try:
+            yield found
+        except BaseException:
+            sys.stderr.write(found.log[-5000:])
+            raise
     wait_until(lambda: processes_mentioning(folder) == [], "every process is gone")
