@@ -7,6 +7,8 @@ import os
 import threading
 import time
 
+from rose_ensemble.stubs import own_stub
+
 logger = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
@@ -27,4 +29,7 @@ def _watch(server: int) -> None:
     while os.getppid() == server:
         time.sleep(_LOOK_SECONDS)
     logger.error("the server is gone", extra={"pid": server})
+    stub = own_stub()
+    if stub is not None:
+        stub.remove_region()
     os._exit(1)

@@ -160,6 +160,7 @@ class ServerProcess:
         self._http = TritonHttp(endpoints.host, endpoints.http_port)
         self._models = models
         self._abandoned: frozenset[Stub] = frozenset()
+        self._known: set[Stub] = set()
         self._fronts: list[Callable[[], bool]] = []
         self._told_at: float | None = None
         held: list[int] = []
@@ -197,10 +198,18 @@ class ServerProcess:
             if time.monotonic() > deadline:
                 raise ServerStartError(f"tritonserver is not ready after {timeout:.0f} s; see its log")
             time.sleep(_POLL_SECONDS)
+        self.known_stubs()
 
     def stubs(self) -> frozenset[Stub]:
         """The processes of its models that live."""
-        return live_stubs(self.pid)
+        found = live_stubs(self.pid)
+        self._known.update(found)
+        return found
+
+    def known_stubs(self) -> frozenset[Stub]:
+        """Those that live, and all that `stubs` or this ever found."""
+        self.stubs()
+        return frozenset(self._known)
 
     def abandon(self, stubs: Iterable[Stub]) -> None:
         """Name processes of models that may never finish unloading: `wait` does not wait for those."""
@@ -243,7 +252,7 @@ class ServerProcess:
                 signal.signal(number, handler)
 
     def stop(self, timeout: float = 60.0) -> None:
-        """Ask the server to finish what it has and end; kill it after `timeout` seconds, and what it leaves behind.
+        """Ask the server to finish what it has and end; kill it after `timeout` seconds, and end what it leaves behind.
 
         A stub may wait for ever for a server that ended first, and so that none of its own threads can end it: Triton
         keeps Python's interpreter lock while it waits for its server to have made a metric.
@@ -254,8 +263,11 @@ class ServerProcess:
                 self._process.wait(timeout)
             except subprocess.TimeoutExpired:
                 self._kill()
-        for stub in left_stubs(self.pid):
+        left = left_stubs(self.pid)
+        for stub in left:
             stub.kill()
+        for stub in left | self._known:
+            stub.remove_region()
 
     def __enter__(self) -> ServerProcess:
         return self

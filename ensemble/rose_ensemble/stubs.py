@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _STUB = "triton_python_backend_stub"
+_REGIONS = Path("/dev/shm")  # noqa: S108 - where the system keeps them, and no file of ours
+_REGION = "triton_python_backend_shm_region_"
 
 
 @dataclass(frozen=True)
@@ -18,16 +20,26 @@ class Stub:
         pid: process id.
         began: clock ticks after boot.
         model: name of the model it runs.
+        region: name of the memory that it shares with its server; empty if that is not known.
     """
 
     pid: int
     began: int
     model: str
+    region: str
 
     def kill(self) -> None:
         """End it at once, if it is still there."""
         if _read(self.pid) == self:
             os.kill(self.pid, signal.SIGKILL)
+
+    def remove_region(self) -> None:
+        """Give back the memory that it shared, once it has ended: a server that does not end in order leaves it.
+
+        Whoever has it mapped keeps it until then.
+        """
+        if self.region:
+            (_REGIONS / self.region).unlink(missing_ok=True)
 
 
 def live_stubs(server: int) -> frozenset[Stub]:
@@ -38,6 +50,11 @@ def live_stubs(server: int) -> frozenset[Stub]:
 def left_stubs(server: int) -> frozenset[Stub]:
     """Stubs that live of a tritonserver that had a process group of its own, also where it has ended itself."""
     return _found(group=server)
+
+
+def own_stub() -> Stub | None:
+    """This process, if it is one."""
+    return _read(os.getpid())
 
 
 def _found(*, parent: int | None = None, group: int | None = None) -> frozenset[Stub]:
@@ -58,5 +75,6 @@ def _read(pid: int, parent: int | None = None, group: int | None = None) -> Stub
         return None
     if Path(command[0]).name != _STUB:
         return None
-    # Its first argument is <repository>/<model>/<version>/model.py.
-    return Stub(pid, int(fields[19]), Path(command[1]).parent.parent.name)
+    # Its first argument is <repository>/<model>/<version>/model.py, its second the region.
+    region = command[2] if command[2].startswith(_REGION) and "/" not in command[2] else ""
+    return Stub(pid, int(fields[19]), Path(command[1]).parent.parent.name, region)

@@ -61,6 +61,11 @@ class Serving:
         with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=10) as answer:
             return Page(answer.read().decode()).read(counted, model=model)
 
+    def regions(self) -> list[str]:
+        """Names of the memory that its models' processes share with it."""
+        commands = (Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in processes_mentioning(self.folder))
+        return [command[2] for command in commands if Path(command[0]).name == "triton_python_backend_stub"]
+
     def tritonserver(self) -> list[int]:
         return processes_mentioning(f"--model-repository={self.folder / 'repository'}")
 
@@ -86,9 +91,12 @@ def serving(folder: Path, *options: str) -> Iterator[Serving]:
                 break
         assert {"gRPC", "HTTP", "metrics"} <= set(at), (folder / "log").read_text(errors="replace")[-3000:]
         found = Serving(process, at["HTTP"], at["gRPC"], at["metrics"], folder, at.get("gateway", ""))
+        regions = [Path("/dev/shm") / region for region in found.regions()]
         try:
             yield found
         except BaseException:
             sys.stderr.write(found.log[-5000:])
             raise
     wait_until(lambda: processes_mentioning(folder) == [], "every process is gone")
+    assert len(regions) >= 2
+    assert [region for region in regions if region.exists()] == []

@@ -66,7 +66,12 @@ def stub_command(folder: Path, model: str = "rose", name: str = "triton_python_b
     script = folder / model / "1" / "model.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text("read line\n")
-    return [f"/backends (x)/{name}", str(script), "region", "1048576"]
+    return [f"/backends (x)/{name}", str(script), stub_region(folder, model), "1048576"]
+
+
+def stub_region(folder: Path, model: str) -> str:
+    """Name of the memory that it would share."""
+    return f"triton_python_backend_shm_region_{folder.name}_{model}"
 
 
 @contextmanager

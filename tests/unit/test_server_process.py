@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from rose_ensemble import server_process
+from rose_ensemble import server_process, stubs
 from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
 from tests.support.processes import processes_mentioning
-from tests.support.stand_in import ScriptServer, stand_in, stub_command
+from tests.support.stand_in import ScriptServer, stand_in, stub_command, stub_region
 from tests.support.waiting import wait_until
 
 _ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
@@ -250,8 +250,11 @@ def test_a_server_that_holds_only_abandoned_processes_is_ended(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("ends", ["when asked", "by itself"])
-def test_what_a_server_leaves_behind_is_ended(tmp_path: Path, ends: str) -> None:
-    """A process of a model may wait for ever for a server that ended first."""
+def test_what_a_server_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """A process of a model may wait for ever for a server that ended first; the memory that they shared stays."""
+    monkeypatch.setattr(stubs, "_REGIONS", tmp_path)
+    region = tmp_path / stub_region(tmp_path, "rose")
+    region.touch()
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     script = (
@@ -266,6 +269,8 @@ def test_what_a_server_leaves_behind_is_ended(tmp_path: Path, ends: str) -> None
             os.kill(server.pid, signal.SIGKILL)
             assert server.wait() == -signal.SIGKILL
             assert stub.pid in processes_mentioning(tmp_path)
+        assert region.exists()
+    assert not region.exists()
     wait_until(lambda: stub.pid not in processes_mentioning(tmp_path), "it has ended")
 
 

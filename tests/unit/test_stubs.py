@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rose_ensemble.stubs import Stub, live_stubs
+from rose_ensemble import stubs
+from rose_ensemble.stubs import live_stubs
+from tests.support import stand_in
 from tests.support.stand_in import stand_in_stub
 from tests.support.waiting import wait_until
 
@@ -44,7 +47,31 @@ def test_a_stopped_stub_lives_and_a_killed_one_does_not(tmp_path: Path) -> None:
 def test_another_process_under_the_same_number_is_spared(tmp_path: Path, field: str) -> None:
     with stand_in_stub(tmp_path) as process:
         (stub,) = live_stubs(os.getpid())
-        former = Stub(stub.pid, stub.began - 1, stub.model) if field == "began" else Stub(stub.pid, stub.began, "other")
+        former = replace(stub, began=stub.began - 1) if field == "began" else replace(stub, model="other")
         former.kill()
         process.communicate(b"\n", timeout=60)  # it can still read, and ends by itself
         assert process.returncode == 0
+
+
+def test_what_a_stub_shared_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stubs, "_REGIONS", tmp_path)
+    (tmp_path / "region").touch()
+    with stand_in_stub(tmp_path):
+        (stub,) = live_stubs(os.getpid())
+        region, other = tmp_path / stub.region, tmp_path / f"{stub.region}_"
+        region.touch()
+        other.touch()
+        stub.remove_region()
+        assert [region.exists(), other.exists()] == [False, True]
+        stub.remove_region()  # no harm
+        replace(stub, region="").remove_region()
+
+
+@pytest.mark.parametrize("named", ["psm_another", "triton_python_backend_shm_region_/../../etc/hosts"])
+def test_only_what_triton_names_is_taken_for_a_region(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    monkeypatch.setattr(stand_in, "stub_region", lambda *_: named)
+    with stand_in_stub(tmp_path):
+        (stub,) = live_stubs(os.getpid())
+        assert stub.region == ""

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from rose_ensemble import stubs
 from rose_ensemble import supervisor as supervisor_module
 from rose_ensemble.health import HealthPolicy
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.server_process import Endpoints, ServerProcess, ServerStartError
 from rose_ensemble.supervisor import ModelFailedError, Supervisor
-from tests.support.stand_in import ScriptServer, stand_in, stub_command
+from tests.support.stand_in import ScriptServer, stand_in, stub_command, stub_region
 from tests.support.waiting import wait_until
 
 _POLICY = HealthPolicy(interval=0.01, hang=30.0, faults=2, tries=2, backoff=0.01)
@@ -89,21 +90,26 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
     assert triton.asked == [*_UNLOADS, _LOAD] * 2
 
 
-def test_processes_of_the_generation_before_end_before_the_next_try(tmp_path: Path) -> None:
+def test_processes_of_the_generation_before_end_before_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They hold memory that the next try may lack."""
+    monkeypatch.setattr(stubs, "_REGIONS", tmp_path)
+    region = tmp_path / stub_region(tmp_path, "rose")
+    region.touch()
     stub = stub_command(tmp_path)
     script = (
         "import subprocess, time; "
         f"stub = subprocess.Popen({stub}, executable='/bin/sh', stdin=subprocess.PIPE); time.sleep(600)"
     )
     triton = _Triton([_DEAD], load=(400, '{"error":"out of memory"}'))
-    living: list[int] = []
+    living: list[tuple[int, bool]] = []
     with _supervised(triton, tmp_path, script) as (server, supervisor):
-        triton.on_load = lambda: living.append(len(server.stubs()))
+        triton.on_load = lambda: living.append((len(server.stubs()), region.exists()))
         wait_until(lambda: len(server.stubs()) == 1, "the stub is there")
         with pytest.raises(ModelFailedError, match="out of memory"):
             supervisor.run()
-    assert living == [1, 0]
+    assert living == [(1, True), (0, False)]
 
 
 def test_nothing_is_loaded_into_a_server_that_is_to_end(tmp_path: Path) -> None:
