@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import http.client
+import json
 import socket
 import threading
 import time
@@ -170,6 +172,19 @@ def test_a_body_over_the_limit_is_refused_unread(gateway: httpx.Client, fake: Fa
         assert answer.status_code == 413
         assert answer.json()["error"]["message"] == "the body is too large: the limit is 100000 bytes"
     assert fake.calls == []
+
+
+def test_a_body_that_does_not_come_is_given_up(fake: FakeTriton) -> None:
+    with (
+        running_gateway(fake.url, timeout=0.5) as gateway,
+        socket.create_connection((gateway.base_url.host, gateway.base_url.port)) as connection,
+    ):
+        connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        assert answer.status == 408
+        message = json.load(answer)["error"]["message"]
+    assert message == "the body did not arrive within 0.5 s, the time a request may take"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+import anyio
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -57,6 +58,7 @@ class Shell:
         self._app = app
         self._direct = direct
         self._limit = config.max_body_bytes
+        self._seconds = config.timeout
         self._keys = tuple(_digest(key.encode()) for key in config.api_keys)
         self._metrics = metrics
         self._tracing = tracing
@@ -76,7 +78,7 @@ class Shell:
         span = None if self._tracing is None or direct is None else self._tracing.begin(path, context)
         try:
             self._admit(path, headers)
-            body = await _read_body(headers, receive, self._limit)
+            body = await self._whole_body(headers, receive)
             if body is None:
                 return
             if direct is None:
@@ -101,6 +103,14 @@ class Shell:
             self._metrics.ended(route, answer.status, time.perf_counter() - context.began, context)
             if self._tracing is not None and span is not None:
                 self._tracing.end(span, answer.status, context)
+
+    async def _whole_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
+        try:
+            with anyio.fail_after(self._seconds):
+                return await _read_body(headers, receive, self._limit)
+        except TimeoutError:
+            message = f"the body did not arrive within {self._seconds:g} s, the time a request may take"
+            raise GatewayError(408, "request_timeout", message) from None
 
     def _admit(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if not self._keys or path in OPEN_ROUTES:
