@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rose_client.cli.console import errors_to_exit, fail, out
+from rose_client.cli.console import errors_to_exit, fail, out, sigterm_unwinds
 
 KEY_VARIABLE = "ROSE_GATEWAY_API_KEY"
 _MEBIBYTE = 2**20
@@ -56,9 +57,11 @@ def gateway(
 ) -> None:
     """Answer the routes of OpenAI, Cohere, Jina and text-embeddings-inference by asking running servers."""
     keys = api_keys(api_key_file)
-    with tempfile.TemporaryDirectory(prefix="rose-gateway-") as shared:
+    # uvicorn ends by sending itself what it was sent, once its handlers are gone.
+    with sigterm_unwinds(), ExitStack() as while_serving:
         if workers > 1:  # read by prometheus_client when it is imported, in every worker
-            os.environ["PROMETHEUS_MULTIPROC_DIR"] = shared
+            folder = tempfile.TemporaryDirectory(prefix="rose-gateway-")
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = while_serving.enter_context(folder)
         try:
             from rose_client.gateway.config import GatewayConfig
             from rose_client.gateway.merging import MergePolicy
