@@ -33,6 +33,11 @@ class Stub:
         if _read(self.pid) == self:
             os.kill(self.pid, signal.SIGKILL)
 
+    def ticks(self) -> int:
+        """Time of cores that it has used, in clock ticks; 0 when it has ended."""
+        fields = _fields(self.pid)
+        return 0 if fields is None or int(fields[19]) != self.began else int(fields[11]) + int(fields[12])
+
     def remove_region(self) -> None:
         """Give back the memory that it shared, once it has ended: a server that does not end in order leaves it.
 
@@ -63,14 +68,11 @@ def _found(*, parent: int | None = None, group: int | None = None) -> frozenset[
 
 
 def _read(pid: int, parent: int | None = None, group: int | None = None) -> Stub | None:
-    folder = Path("/proc") / str(pid)
+    fields = _fields(pid)
+    if fields is None or parent not in (None, int(fields[1])) or group not in (None, int(fields[2])):
+        return None
     try:
-        # After the name in parentheses, which may hold anything: state, parent, process group, ..., and as the 20th the
-        # beginning.
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        if fields[0] in "ZX" or parent not in (None, int(fields[1])) or group not in (None, int(fields[2])):
-            return None
-        command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        command = (Path("/proc") / str(pid) / "cmdline").read_text(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         return None
     if Path(command[0]).name != _STUB:
@@ -78,3 +80,14 @@ def _read(pid: int, parent: int | None = None, group: int | None = None) -> Stub
     # Its first argument is <repository>/<model>/<version>/model.py, its second the region.
     region = command[2] if command[2].startswith(_REGION) and "/" not in command[2] else ""
     return Stub(pid, int(fields[19]), Path(command[1]).parent.parent.name, region)
+
+
+def _fields(pid: int) -> list[str] | None:
+    """What /proc/<pid>/stat has after the name: state, parent, process group, ...; None when the process has ended."""
+    try:
+        # In parentheses is any program's name, cut after 15 bytes, whatever character that divides.
+        text = (Path("/proc") / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields

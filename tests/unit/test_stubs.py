@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,3 +77,30 @@ def test_only_what_triton_names_is_taken_for_a_region(
     with stand_in_stub(tmp_path):
         (stub,) = live_stubs(os.getpid())
         assert stub.region == ""
+
+
+def test_a_program_may_have_any_name(tmp_path: Path) -> None:
+    """The system cuts it after 15 bytes, here in the middle of a letter."""
+    odd = tmp_path / "длинноеимя"
+    odd.symlink_to(shutil.which("cat") or "/bin/cat")
+    with subprocess.Popen([odd], stdin=subprocess.PIPE) as process, stand_in_stub(tmp_path) as rose:
+        try:
+            wait_until(lambda: _pids() == {rose.pid: "rose"}, "one of the two is a stub")
+            assert b"\xd0)" in Path(f"/proc/{process.pid}/stat").read_bytes()
+        finally:
+            process.kill()
+
+
+def test_what_a_stub_has_worked(tmp_path: Path) -> None:
+    with stand_in_stub(tmp_path) as process:
+        (stub,) = live_stubs(os.getpid())
+        assert stub.ticks() < 20  # it only waits; starting took hundredths of a second
+        assert replace(stub, began=stub.began - 1).ticks() == 0
+        process.kill()
+        process.wait(60)
+        assert stub.ticks() == 0
+    assert replace(stub, pid=os.getpid(), began=_began(os.getpid())).ticks() > 20
+
+
+def _began(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
