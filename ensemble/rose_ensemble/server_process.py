@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import IO
+from signal import SIGKILL
+from types import TracebackType
+from typing import IO, Any
 
 from rose_backend.errors import RoseError
 from rose_ensemble.drain import Drain
+from rose_ensemble.signals import StopSignals, held_signals
 from rose_ensemble.stubs import Stub, left_stubs, live_stubs
 from rose_ensemble.triton_http import TritonHttp
 from rose_ensemble.tritonserver import EXIT_SECONDS, TritonServer
+from rose_ensemble.unsent import most_unsent
 
 _POLL_SECONDS = 0.1
 _OVERDUE_SECONDS = 10.0  # after the exit timeout, at which some servers begin to hang instead
-_ANSWERS_LEAVE_SECONDS = 2.0  # from the end of the last model process to the end of a server that cannot end itself
+_HURRIED_SECONDS = 5.0
+_ANSWERS_LEAVE_SECONDS = 5.0  # from the end of the last model process to the end of a server that cannot end itself
+_LEAVE_BYTES = 1 << 14  # fewer leave without the server as well; refusals of those who still ask are such
+_IDLE_TICKS = 2  # hundredths of a second in that time; a process that only waits uses a tenth of one
 
 
 class ServerStartError(RoseError):
@@ -106,24 +111,6 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@contextmanager
-def _held_signals(held: list[int]) -> Iterator[None]:
-    """Collect SIGTERM and SIGINT instead of handling them: what they raise while a process starts would lose it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def hold(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
-        held.append(signum)
-
-    previous = {number: signal.signal(number, hold) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
 class ServerProcess:
     """A running tritonserver; as a context manager it is stopped on the way out.
 
@@ -161,20 +148,19 @@ class ServerProcess:
         self._models = models
         self._abandoned: frozenset[Stub] = frozenset()
         self._known: set[Stub] = set()
-        self._fronts: list[Callable[[], bool]] = []
+        self._fronts: list[subprocess.Popen[Any]] = []
+        self._ticks: dict[Stub, int] = {}
+        self._asked = False
+        self._was_ready = False
         self._told_at: float | None = None
-        held: list[int] = []
-        with _held_signals(held):
-            # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
-            self._process = subprocess.Popen(  # noqa: S603 (our own command line)
-                command, env={**os.environ, **server.environment}, stdout=log, stderr=log, start_new_session=True
-            )
-        try:
-            for number in held:
-                signal.raise_signal(number)
-        except BaseException:
-            self.stop()
-            raise
+        with ExitStack() as undo:
+            with held_signals():
+                # A session of its own: Ctrl-C reaches us first, and we stop the server in order.
+                self._process = subprocess.Popen(  # noqa: S603 (our own command line)
+                    command, env={**os.environ, **server.environment}, stdout=log, stderr=log, start_new_session=True
+                )
+                undo.callback(self.stop)
+            undo.pop_all()
 
     @property
     def pid(self) -> int:
@@ -198,6 +184,7 @@ class ServerProcess:
             if time.monotonic() > deadline:
                 raise ServerStartError(f"tritonserver is not ready after {timeout:.0f} s; see its log")
             time.sleep(_POLL_SECONDS)
+        self._was_ready = True
         self.known_stubs()
 
     def stubs(self) -> frozenset[Stub]:
@@ -212,16 +199,16 @@ class ServerProcess:
         return frozenset(self._known)
 
     def abandon(self, stubs: Iterable[Stub]) -> None:
-        """Name processes of models that may never finish unloading: `wait` does not wait for those."""
+        """Name processes of models that may never finish unloading: `wait` waits for those only while they work."""
         self._abandoned |= frozenset(stubs)
 
-    def drain_after(self, has_ended: Callable[[], bool]) -> None:
-        """Name what ends by itself once `stopping` is set, and needs the models until it has.
+    def drain_after(self, front: subprocess.Popen[Any]) -> None:
+        """Name a process that ends by itself once `stopping` is set, and needs the models until it has."""
+        self._fronts.append(front)
 
-        Args:
-            has_ended: asked again and again, from the thread in `wait`.
-        """
-        self._fronts.append(has_ended)
+    def ask_to_end(self) -> None:
+        """What a signal does: whoever is in `wait` has the server drained, and told to end."""
+        self._asked = True
 
     def terminate(self) -> None:
         """Ask the server to have its engines answer what they have accepted, and end; returns at once."""
@@ -229,45 +216,40 @@ class ServerProcess:
         self._process.terminate()
         self._told_at = self._told_at or time.monotonic()
 
-    def wait(self) -> int:
+    def wait(self, signals: StopSignals | None = None) -> int:
         """Wait until the server ends; its exit status.
 
-        At SIGTERM or SIGINT it is drained, and then told to end; at another one it is told to end at once.
+        At a signal it is drained, and then told to end; at another one it is told to end at once, and has
+        `_HURRIED_SECONDS` for that.
 
-        A server that was given abandoned processes is ended, with status 0, once all others have: it would wait for
-        models that never unload until its exit timeout. One that outlives even that is killed: a model that never
-        unloads and callers that wait without a deadline make Triton 24.10 hang in its gRPC server.
+        Once none of its models' processes has anything left to answer, it is ended with status 0: it would wait till
+        its exit timeout for connections of HTTP that nobody closes, and for models that never unload. One that outlives
+        even that is killed: such a model and callers without a deadline make Triton 24.10 hang in its gRPC server.
+
+        Args:
+            signals: of a block that was begun before; by default those that come from now on.
         """
-        asked: list[int] = []
+        with StopSignals() if signals is None else nullcontext(signals) as noted:
+            try:
+                return self._until_end(noted, EXIT_SECONDS + _OVERDUE_SECONDS)
+            finally:
+                self.stopping.set()
 
-        def note(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001 (signature of a handler)
-            asked.append(signum)  # and nothing else: it may interrupt what holds the lock that more would need
-
-        previous = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            return self._wait(asked)
-        finally:
-            self.stopping.set()
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def stop(self, timeout: float = 60.0) -> None:
-        """Ask the server to finish what it has and end; kill it after `timeout` seconds, and end what it leaves behind.
+    def stop(self, timeout: float = EXIT_SECONDS + _OVERDUE_SECONDS) -> None:
+        """Drain the server and ask it to end; kill it after `timeout` seconds, and end what it leaves behind.
 
         A stub may wait for ever for a server that ended first, and so that none of its own threads can end it: Triton
         keeps Python's interpreter lock while it waits for its server to have made a metric.
         """
-        if self._process.poll() is None:
-            self.terminate()
-            try:
-                self._process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                self._kill()
-        left = left_stubs(self.pid)
-        for stub in left:
-            stub.kill()
-        for stub in left | self._known:
-            stub.remove_region()
+        self.ask_to_end()
+        with StopSignals() as signals:
+            self._until_end(signals, timeout)
+            self.stopping.set()
+            left = left_stubs(self.pid)
+            for stub in left:
+                stub.kill()
+            for stub in left | self._known:
+                stub.remove_region()
 
     def __enter__(self) -> ServerProcess:
         return self
@@ -277,27 +259,42 @@ class ServerProcess:
     ) -> None:
         self.stop()
 
-    def _wait(self, asked: Sequence[int]) -> int:
+    def _until_end(self, signals: StopSignals, most_seconds: float) -> int:
         drain: Drain | None = None
         served_at = time.monotonic()
         while (status := self._process.poll()) is None:
-            if asked and drain is None:
+            hurried = signals.came_again or (signals.came and self._asked)
+            if self._told_at is None and (signals.came or self._asked):
                 self.stopping.set()
-                drain = Drain(self._http, self._models, self._fronts)
-            if drain is not None and self._told_at is None and (len(asked) > 1 or drain.is_over()):
-                self.terminate()
-            if not (self.stopping.is_set() and self._abandoned) or self.stubs() - self._abandoned:
+                drain = drain or Drain(self._http, self._models, self._fronts)
+                if hurried or not self._was_ready or drain.is_over():
+                    self.terminate()
+            if hurried:
+                most_seconds = min(most_seconds, _HURRIED_SECONDS)
+                for front in self._fronts:
+                    front.kill()
+            if self._told_at is None or self._is_at_work():
                 served_at = time.monotonic()
             elif time.monotonic() - served_at > _ANSWERS_LEAVE_SECONDS:
                 self._kill()
                 return 0
-            if self._told_at is not None and time.monotonic() - self._told_at > EXIT_SECONDS + _OVERDUE_SECONDS:
+            if self._told_at is not None and time.monotonic() - self._told_at > most_seconds:
                 self._kill()
             time.sleep(_POLL_SECONDS)
         return status
 
+    def _is_at_work(self) -> bool:
+        """Whether a process of its models is there that was not given up or that works, or an answer still leaves."""
+        live = self.stubs()
+        ticks = {stub: stub.ticks() for stub in live}
+        works = any(ticks[stub] - self._ticks.get(stub, -_IDLE_TICKS - 1) > _IDLE_TICKS for stub in live)
+        if works:
+            self._ticks = ticks
+        at = self.endpoints
+        return works or not live <= self._abandoned or most_unsent((at.http_port, at.grpc_port)) > _LEAVE_BYTES
+
     def _kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        os.killpg(self._process.pid, SIGKILL)
         self._process.wait()
 
     def _is_ready(self) -> bool:

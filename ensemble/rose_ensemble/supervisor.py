@@ -31,6 +31,7 @@ from rose_ensemble.health import Event, HealthPolicy, ModelHealth, Step
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.probe import Observation, Outcome, error_text, probe, read_batches
 from rose_ensemble.server_process import ServerProcess, ServerStartError
+from rose_ensemble.signals import StopSignals
 from rose_ensemble.stubs import Stub
 from rose_ensemble.triton_http import TritonHttp
 
@@ -86,8 +87,11 @@ class Supervisor:
                     f"model {pipeline.name!r} cannot {'score' if pipeline.scores else 'embed'}: {found.cause}"
                 )
 
-    def run(self) -> int:
+    def run(self, signals: StopSignals | None = None) -> int:
         """Watch until the server ends, by itself or asked to; its exit status.
+
+        Args:
+            signals: as `ServerProcess.wait` takes them.
 
         Raises:
             ModelFailedError: a model could not be brought back; the server has been stopped.
@@ -95,7 +99,7 @@ class Supervisor:
         for pipeline in self._pipelines:
             # Daemons: one that waits for an answer does not keep the process from ending.
             threading.Thread(target=self._guard, args=(pipeline,), name=f"watch-{pipeline.name}", daemon=True).start()
-        status = self._server.wait()
+        status = self._server.wait(signals)
         if self._failure is not None:
             raise self._failure
         return status
@@ -105,7 +109,7 @@ class Supervisor:
             _Watch(self._server, pipeline, self._policy).run()
         except Exception as failure:  # noqa: BLE001 - whatever ends a watch ends the server; `run` raises it
             self._failure = failure
-            self._server.terminate()
+            self._server.ask_to_end()
 
 
 class _Watch:

@@ -128,14 +128,19 @@ def test_sigterm_while_starting_leaves_nothing_behind(tmp_path: Path, command: s
 
 
 def test_sigterm_lets_what_was_begun_be_finished(tmp_path: Path, oracle: Oracle) -> None:
-    """Also what is being tokenized, and while others cancel what they sent, which ends Triton on its own."""
+    """Also what is being tokenized, and while others cancel what they sent, which ends Triton on its own.
+
+    A connection of HTTP that somebody keeps for later would keep Triton until its exit timeout.
+    """
     slow = text_tensor([" " * 200_000] * 20, [1, 20])  # for its tokenizer: the engine has two tokens a text
     with (
         serving(tmp_path, "--device=cpu") as served,
         RawGrpc(served.grpc) as raw,
         ThreadPoolExecutor(3) as pool,
         grpcclient.InferenceServerClient(served.grpc) as client,
+        httpx.Client() as kept,
     ):
+        assert kept.get(f"http://{served.http}/v2/health/ready").status_code == 200
         before = _busy_seconds(served.stub("tokenize"))
         begun = pool.submit(raw.infer, [slow])
         wait_until(lambda: _busy_seconds(served.stub("tokenize")) > before + 0.1, "it is being tokenized")
@@ -157,6 +162,7 @@ def test_sigterm_lets_the_gateway_finish(tmp_path: Path, oracle: Oracle) -> None
         begun = pool.submit(httpx.post, url, json=body, timeout=100)
         wait_until(lambda: _busy_seconds(served.stub("rose")) > before + 0.1, "the first part is being run")
         served.process.send_signal(signal.SIGTERM)
+        assert not begun.done()
         answer = begun.result()
         assert answer.status_code == 200, answer.text
         assert served.process.wait(100) == 0

@@ -75,3 +75,11 @@ def test_what_others_drop_is_still_reported(fault: BaseException, monkeypatch: p
         made = Faulty()
         del made
     assert dropped == ["of its own"]
+
+
+def test_a_hangup_unwinds_too() -> None:
+    cleaned = list[str]()
+    with pytest.raises(SystemExit) as ended:
+        command(lambda: os.kill(os.getpid(), signal.SIGHUP), cleaned)
+    assert cleaned == ["what was started"]
+    assert ended.value.code == 128 + signal.SIGHUP

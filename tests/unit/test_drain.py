@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ class _Triton:
     def answer(self, path: str, posted: Any) -> tuple[int, str]:
         self.asked.append(path)
         if path != _INDEX:
-            assert posted == {}
+            assert posted == {"parameters": {"unload_dependents": True}}
             return 200, ""
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         models = [{"name": "embed", "version": "1", "state": state}, {"name": "rose", "version": "1", "state": "READY"}]
@@ -61,6 +63,28 @@ def test_it_does_not_take_for_ever() -> None:
     with stand_in(_Triton("UNLOADING").answer) as port:
         assert Drain(TritonHttp("127.0.0.1", port), ["embed"], seconds=0.0).is_over()
         assert not Drain(TritonHttp("127.0.0.1", port), ["embed"]).is_over()
+
+
+def test_those_in_front_end_first_but_not_for_ever() -> None:
+    triton = _Triton("UNAVAILABLE")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as front, stand_in(triton.answer) as port:
+        http = TritonHttp("127.0.0.1", port)
+        patient, hasty = Drain(http, ["embed"], [front]), Drain(http, ["embed"], [front], seconds=1.0)
+        assert not patient.is_over()
+        time.sleep(0.5)
+        assert not hasty.is_over()
+        assert triton.asked == []
+        front.communicate()
+        assert patient.is_over()
+    assert triton.asked == [_INDEX]
+
+
+def test_a_front_that_does_not_end_leaves_time_for_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain, "_FRONT_SECONDS", 0.0)
+    triton = _Triton("READY", "UNLOADING", "UNAVAILABLE")
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as front, stand_in(triton.answer) as port:
+        waiting = Drain(TritonHttp("127.0.0.1", port), ["embed"], [front])
+        assert [waiting.is_over() for _ in range(3)] == [False, False, True]
 
 
 def test_a_server_that_is_slow_to_say_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -39,15 +40,18 @@ class _Server:
         self.endpoints = Endpoints("127.0.0.1", 0, grpc_port, 0)
         self.stopping = threading.Event()
 
-    def terminate(self) -> None:
+    def ask_to_end(self) -> None:
         self.stopping.set()
+
+    def drain_after(self, front: subprocess.Popen[Any]) -> None:
+        self.front = front
 
 
 def test_keys_of_a_file_and_the_environment(fake: FakeTriton, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("alpha\n\nbeta \n")
     command = rose_command("gateway", f"--url={fake.url}", "--port=0", f"--api-key-file={keys}")
-    with running(command, tmp_path / "log", {"ROSE_GATEWAY_API_KEY": "gamma"}) as process:
+    with running(command, tmp_path / "log", {"ROSE_GATEWAY_API_KEY": "gamma", "TMPDIR": str(tmp_path)}) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[-1]
         for key, status in (("alpha", 200), ("beta", 200), ("gamma", 200), ("delta", 401)):
@@ -56,6 +60,7 @@ def test_keys_of_a_file_and_the_environment(fake: FakeTriton, tmp_path: Path) ->
         process.terminate()
         assert process.wait(60) in (0, -15, 143)
     assert "alpha" not in (tmp_path / "log").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"keys", "log"}
 
 
 @pytest.mark.slow

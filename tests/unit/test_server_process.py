@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -26,6 +27,13 @@ _ENDPOINTS = Endpoints("127.0.0.1", 1, 2, 3)
 
 def _started(script: str, tmp_path: Path, endpoints: Endpoints = _ENDPOINTS) -> ServerProcess:
     return ServerProcess(ScriptServer(Path(), None, {}, script), tmp_path, ["embed"], endpoints)
+
+
+def _ready(script: str, tmp_path: Path, port: int) -> ServerProcess:
+    """With a stand-in for its HTTP on the port."""
+    process = _started(script, tmp_path, Endpoints("127.0.0.1", port, 2, 3))
+    process.wait_until_ready()
+    return process
 
 
 def test_free_ports_are_different_and_free() -> None:
@@ -86,12 +94,7 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    script = (
-        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
-    )
-    process = _started(script, tmp_path)
-    wait_until((tmp_path / "there").exists, "the signal is ignored")
+    process = _stubborn(tmp_path)
     process.stop(timeout=0.2)
     assert process._process.poll() == -9
 
@@ -134,12 +137,13 @@ def test_a_signal_is_passed_on_and_handlers_are_put_back(tmp_path: Path, number:
 def test_a_second_signal_does_not_wait_for_what_was_begun(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with stand_in(lambda _path, _posted: (200, '[{"name": "embed", "state": "UNLOADING"}]')) as port:
-        process = _started(f"import time; time.sleep(600)  # {tmp_path}", tmp_path, Endpoints("127.0.0.1", port, 2, 3))
+        process = _ready(f"import time; time.sleep(600)  # {tmp_path}", tmp_path, port)
 
         def interrupt() -> None:
             wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before, "the handler is set")
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
+            for _ in range(2):  # as what starts commands passes on what the terminal sends to all
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.8)
             still_there.append(processes_mentioning(f"# {tmp_path}") != [])
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -191,35 +195,88 @@ def test_a_signal_may_come_at_any_moment(tmp_path: Path) -> None:
 def test_a_server_that_outlives_its_exit_timeout_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "EXIT_SECONDS", 0.2)
     monkeypatch.setattr(server_process, "_OVERDUE_SECONDS", 0.2)
-    script = (
-        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
-    )
-    process = _started(script, tmp_path)
-    wait_until((tmp_path / "there").exists, "the signal is ignored")
+    process = _stubborn(tmp_path)
     process.terminate()
     assert process.wait() == -signal.SIGKILL
 
 
-def test_the_models_stay_until_who_asks_them_has_ended(tmp_path: Path) -> None:
-    """Something in front of the server may have sent a part of its work only."""
-    ended, asked = threading.Event(), list[tuple[str, bool]]()
+def test_a_server_with_nothing_left_to_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton waits for connections of HTTP that nobody closes."""
+    monkeypatch.setattr(server_process, "_ANSWERS_LEAVE_SECONDS", 0.5)
+    process = _stubborn(tmp_path)
+    process.terminate()
+    assert process.wait() == 0
+
+
+def test_an_answer_that_still_leaves_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "_ANSWERS_LEAVE_SECONDS", 0.5)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as reader:
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    connection.send(bytes(1 << 16))
+            process = _stubborn(tmp_path, Endpoints("127.0.0.1", listener.getsockname()[1], 2, 3))
+            process.terminate()
+            began = time.monotonic()
+
+            def read() -> None:
+                connection.close()
+                while reader.recv(1 << 20):
+                    pass
+
+            reading = threading.Timer(2.0, read)
+            reading.start()
+            assert process.wait() == 0
+            assert time.monotonic() - began > 2.0
+            reading.join()
+
+
+def test_a_server_that_was_not_ready_is_not_drained(tmp_path: Path) -> None:
+    with stand_in(lambda path, _posted: pytest.fail(path)) as port:
+        process = _started("import time; time.sleep(600)", tmp_path, Endpoints("127.0.0.1", port, 2, 3))
+        process.stop()
+    assert process._process.poll() == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("ends", ["by its block", "by a thread"])
+def test_a_server_is_drained_whoever_ends_it(tmp_path: Path, ends: str) -> None:
+    asked = list[str]()
 
     def answer(path: str, _posted: Any) -> tuple[int, str]:
-        asked.append((path, ended.is_set()))
+        asked.append(path)
+        return 200, '[{"name": "embed", "state": "READY"}]' if len(asked) == 2 else "[]"
+
+    with stand_in(answer) as port, _ready("import time; time.sleep(600)", tmp_path, port) as process:
+        if ends == "by a thread":
+            threading.Timer(0.2, process.ask_to_end).start()
+            assert process.wait() == -signal.SIGTERM
+    unload = "/v2/repository/models/embed/unload"
+    assert asked == ["/v2/health/ready", "/v2/repository/index", unload, "/v2/repository/index"]
+
+
+def test_the_models_stay_until_who_asks_them_has_ended(tmp_path: Path) -> None:
+    """Something in front of the server may have sent a part of its work only."""
+    asked = list[tuple[str, bool]]()
+
+    def answer(path: str, _posted: Any) -> tuple[int, str]:
+        asked.append((path, front.poll() is not None))
         return 200, '[{"name": "embed", "state": "UNAVAILABLE"}]'
 
     before = signal.getsignal(signal.SIGTERM)
-    with stand_in(answer) as port:
-        process = _started("import time; time.sleep(600)", tmp_path, Endpoints("127.0.0.1", port, 2, 3))
-        process.drain_after(ended.is_set)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as front, stand_in(answer) as port:
+        process = _ready("import time; time.sleep(600)", tmp_path, port)
+        process.drain_after(front)
 
         def interrupt() -> None:
             wait_until(lambda: signal.getsignal(signal.SIGTERM) is not before, "the handler is set")
             os.kill(os.getpid(), signal.SIGTERM)
             told.append(process.stopping.wait(10))
             time.sleep(0.5)
-            ended.set()
+            front.communicate()
 
         told = list[bool]()
         thread = threading.Thread(target=interrupt)
@@ -227,7 +284,18 @@ def test_the_models_stay_until_who_asks_them_has_ended(tmp_path: Path) -> None:
         assert process.wait() == -signal.SIGTERM
         thread.join()
     assert told == [True]
-    assert asked == [("/v2/repository/index", True)]
+    assert asked == [("/v2/health/ready", False), ("/v2/repository/index", True)]
+
+
+def _stubborn(tmp_path: Path, endpoints: Endpoints = _ENDPOINTS) -> ServerProcess:
+    """One that does not end when it is told to."""
+    script = (
+        "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"pathlib.Path({str(tmp_path / 'there')!r}).touch(); time.sleep(600)"
+    )
+    process = _started(script, tmp_path, endpoints)
+    wait_until((tmp_path / "there").exists, "the signal is ignored")
+    return process
 
 
 @pytest.mark.slow

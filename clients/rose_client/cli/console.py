@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 from rich.console import Console
 
+from rose_ensemble.signals import stop_signals
+
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
@@ -42,22 +44,26 @@ def errors_to_exit(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM leave through the stack, so that what was started is stopped on the way."""
+    """Let SIGTERM and SIGHUP leave through the stack, so that what was started is stopped on the way."""
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 (signature of a handler)
         raise SystemExit(128 + signum)
 
     def swallowed(unraisable: UnraisableHookArgs) -> None:
         """Python drops what is raised in a destructor or a callback of its own, as importing has them: try again."""
-        if isinstance(unraisable.exc_value, SystemExit) and unraisable.exc_value.code == 128 + signal.SIGTERM:
-            Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        else:
-            hook(unraisable)
+        code = unraisable.exc_value.code if isinstance(unraisable.exc_value, SystemExit) else None
+        for number in numbers:
+            if code == 128 + number:
+                Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
+                return
+        hook(unraisable)
 
-    previous, hook = signal.signal(signal.SIGTERM, leave), sys.unraisablehook
+    numbers = [number for number in stop_signals() if number is not signal.SIGINT]  # which unwinds by itself
+    previous, hook = {number: signal.signal(number, leave) for number in numbers}, sys.unraisablehook
     sys.unraisablehook = swallowed
     try:
         yield
     finally:
         sys.unraisablehook = hook
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

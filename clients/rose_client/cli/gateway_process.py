@@ -6,16 +6,20 @@ import importlib.util
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from rose_backend.errors import RoseError
 from rose_ensemble.server_process import ServerProcess
+from rose_ensemble.signals import StopSignals, held_signals
 
 _PACKAGES = ("fastapi", "httptools", "orjson", "prometheus_client", "pybase64", "uvicorn", "uvloop")
 _POLL_SECONDS = 0.1
-_DRAIN_SECONDS = 130.0  # a little more than the gateway takes
+_DRAIN_SECONDS = 50.0  # from when it is told to end; then its server does not wait for it either
+_LEAST_SECONDS = 2.0
 
 
 class GatewayFailedError(RoseError):
@@ -53,12 +57,17 @@ class GatewayProcess:
         )
         self._server = server
         self._failure: GatewayFailedError | None = None
-        # A session of its own: Ctrl-C reaches us first, and we stop it in order.
-        self._process = subprocess.Popen(  # noqa: S603 (our own command line)
-            command, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-        server.drain_after(lambda: self._process.poll() is not None)
+        self._told_at: float | None = None
         self._watch = threading.Thread(target=self._follow, name="watch-gateway", daemon=True)
+        with ExitStack() as undo:
+            with held_signals():
+                # A session of its own: Ctrl-C reaches us first, and we stop it in order.
+                self._process = subprocess.Popen(  # noqa: S603 (our own command line)
+                    command, stdout=subprocess.PIPE, text=True, start_new_session=True
+                )
+                undo.callback(self.stop)
+            undo.pop_all()
+        server.drain_after(self._process)
 
     def wait_until_listening(self) -> str:
         """Return its address, `http://host:port`, and watch over it from then on.
@@ -84,13 +93,20 @@ class GatewayProcess:
             raise self._failure
 
     def stop(self) -> None:
-        """Have it answer what it has accepted and end; kill it if that takes too long."""
+        """Have it answer what it has accepted and end; kill it if that takes too long, or at a signal."""
+        ends_at = self._tell() + _DRAIN_SECONDS
+        ends_at = max(ends_at, time.monotonic() + _LEAST_SECONDS)
+        with StopSignals() as signals:
+            while self._process.poll() is None:
+                if signals.came or time.monotonic() > ends_at:
+                    self._process.kill()
+                time.sleep(_POLL_SECONDS)
+
+    def _tell(self) -> float:
+        """Tell it to end; when that was first done."""
         self._process.terminate()
-        try:
-            self._process.wait(_DRAIN_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._told_at = self._told_at or time.monotonic()
+        return self._told_at
 
     def __enter__(self) -> GatewayProcess:
         return self
@@ -105,6 +121,6 @@ class GatewayProcess:
             status = self._process.poll()
             if status is not None:
                 self._failure = GatewayFailedError(f"the gateway ended by itself, with status {status}")
-                self._server.terminate()
+                self._server.ask_to_end()
                 return
-        self._process.terminate()
+        self._tell()

@@ -31,6 +31,7 @@ from rose_ensemble.health import HealthPolicy
 from rose_ensemble.json_logs import DEFAULT_LEVEL, LEVEL_VARIABLE, LEVELS
 from rose_ensemble.pipeline import Pipeline
 from rose_ensemble.server_process import Endpoints, ServerProcess
+from rose_ensemble.signals import StopSignals, held_signals
 from rose_ensemble.supervisor import Supervisor
 from rose_ensemble.tritonserver import find_server
 
@@ -76,7 +77,8 @@ def serve(
 ) -> None:
     """Serve checkpoints until stopped. Without any, all-MiniLM-L6-v2 as the model `embed`.
 
-    Ends with status 1 when a model failed and cannot be brought back, else with the server's own.
+    Ends with status 0 when a signal asked for it and what was begun is answered, with status 1 when a model failed and
+    cannot be brought back, else with the server's own.
     """
     if log_level not in LEVELS:
         raise typer.BadParameter(f"--log-level is {log_level!r}, not one of {', '.join(LEVELS)}")
@@ -104,18 +106,20 @@ def serve(
         names = [pipeline.name for pipeline in pipelines]
         found = find_server()
         found = replace(found, environment={**found.environment, LEVEL_VARIABLE: log_level})
-        server = ServerProcess(found, store.folder, names, endpoints)
+        with held_signals():
+            server = running.enter_context(ServerProcess(found, store.folder, names, endpoints))
         supervisor = Supervisor(server, pipelines, HealthPolicy(interval=probe_interval))
-        running.enter_context(server)
         front, address = None, None
         with err.status(f"starting {', '.join(names)}"):
             server.wait_until_ready()
             supervisor.wait_until_answering()
             if gateway:
-                front = running.enter_context(GatewayProcess(server, gateway_port, api_key_file))
+                with held_signals():
+                    front = running.enter_context(GatewayProcess(server, gateway_port, api_key_file))
                 address = front.wait_until_listening()
-        _announce(endpoints, pipelines, address)
-        status = supervisor.run()
+        with StopSignals() as signals:
+            _announce(endpoints, pipelines, address)
+            status = supervisor.run(signals)
         if front is not None:
             front.require_success()
         raise typer.Exit(status)
