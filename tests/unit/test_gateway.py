@@ -174,7 +174,7 @@ def test_a_body_over_the_limit_is_refused_unread(gateway: httpx.Client, fake: Fa
     assert fake.calls == []
 
 
-def test_a_body_that_does_not_come_is_given_up(fake: FakeTriton) -> None:
+def test_a_body_that_stops_coming_is_given_up(fake: FakeTriton) -> None:
     with (
         running_gateway(fake.url, timeout=0.5) as gateway,
         socket.create_connection((gateway.base_url.host, gateway.base_url.port)) as connection,
@@ -184,7 +184,7 @@ def test_a_body_that_does_not_come_is_given_up(fake: FakeTriton) -> None:
         answer.begin()
         assert answer.status == 408
         message = json.load(answer)["error"]["message"]
-    assert message == "the body did not arrive within 0.5 s, the time a request may take"
+    assert message == "the rest of the body did not arrive within 0.5 s, the time a request may take"
 
 
 @pytest.mark.parametrize(
