@@ -140,7 +140,7 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive, limit: in
     if told.isdigit() and int(told) > limit:
         raise _too_large(limit)
     body = _Body(limit)
-    if body.is_over(await receive()):  # as nearly all are at once; a timer would be 3 % of a small request's time
+    if body.is_over(await receive()):  # as nearly all are at once; a timer costs 13 us
         return body.whole()
     try:
         with anyio.fail_after(seconds):
