@@ -6,7 +6,8 @@ import os
 import signal
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -77,9 +78,42 @@ def test_what_others_drop_is_still_reported(fault: BaseException, monkeypatch: p
     assert dropped == ["of its own"]
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Not ignored, as it is where the tests run under `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 def test_a_hangup_unwinds_too() -> None:
     cleaned = list[str]()
     with pytest.raises(SystemExit) as ended:
         command(lambda: os.kill(os.getpid(), signal.SIGHUP), cleaned)
     assert cleaned == ["what was started"]
     assert ended.value.code == 128 + signal.SIGHUP
+
+
+@pytest.mark.usefixtures("hangup")
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_another_signal_does_not_interrupt_the_unwinding(second: signal.Signals) -> None:
+    cleaned = list[str]()
+
+    def clean_up() -> None:
+        os.kill(os.getpid(), second)
+        time.sleep(0.01)
+        cleaned.append("all of it")
+
+    def fail() -> None:
+        with sigterm_unwinds(), ExitStack() as started:
+            started.callback(clean_up)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+
+    before = signal.getsignal(second)
+    with pytest.raises(SystemExit) as ended:
+        fail()
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert cleaned == ["all of it"]
+    assert signal.getsignal(second) is before

@@ -44,9 +44,14 @@ def errors_to_exit(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave through the stack, so that what was started is stopped on the way."""
+    """Let SIGTERM and SIGHUP leave through the stack, so that what was started is stopped on the way.
+
+    On the way no other signal raises anything, which would lose what is being stopped; what takes long heeds them.
+    """
 
     def leave(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 (signature of a handler)
+        for number in stop_signals():
+            signal.signal(number, lambda _signum, _frame: None)
         raise SystemExit(128 + signum)
 
     def swallowed(unraisable: UnraisableHookArgs) -> None:
@@ -54,12 +59,16 @@ def sigterm_unwinds() -> Iterator[None]:
         code = unraisable.exc_value.code if isinstance(unraisable.exc_value, SystemExit) else None
         for number in numbers:
             if code == 128 + number:
+                signal.signal(number, leave)
                 Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
                 return
         hook(unraisable)
 
-    numbers = [number for number in stop_signals() if number is not signal.SIGINT]  # which unwinds by itself
-    previous, hook = {number: signal.signal(number, leave) for number in numbers}, sys.unraisablehook
+    numbers, hook = stop_signals(), sys.unraisablehook
+    previous = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        if number is not signal.SIGINT:  # which unwinds by itself
+            signal.signal(number, leave)
     sys.unraisablehook = swallowed
     try:
         yield
