@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated
 import typer
 
 from rose_client.cli.console import errors_to_exit, fail, out, sigterm_unwinds
+from rose_ensemble.signals import stop_signals
 
 KEY_VARIABLE = "ROSE_GATEWAY_API_KEY"
 _MEBIBYTE = 2**20
@@ -59,6 +61,8 @@ def gateway(
     keys = api_keys(api_key_file)
     # uvicorn ends by sending itself what it was sent, once its handlers are gone.
     with sigterm_unwinds(), ExitStack() as while_serving:
+        if signal.SIGHUP in stop_signals():  # of which it makes nothing; `sigterm_unwinds` puts it back
+            signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
         if workers > 1:  # read by prometheus_client when it is imported, in every worker
             folder = tempfile.TemporaryDirectory(prefix="rose-gateway-")
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = while_serving.enter_context(folder)

@@ -107,6 +107,10 @@ class _Supervisor(Multiprocess):
         self.failure: str | None = None
         self._watch = watch
 
+    def handle_hup(self) -> None:
+        """End: whoever closes a terminal does not want new workers."""
+        self.should_exit.set()
+
     def keep_subprocess_alive(self) -> None:
         """Look after the workers, now and then."""
         if self.should_exit.is_set():
