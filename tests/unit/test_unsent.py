@@ -12,12 +12,11 @@ from tests.support.waiting import wait_until
 
 @pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_what_nobody_reads_is_counted(family: socket.AddressFamily, host: str) -> None:
-    with socket.socket(family) as listener:
-        try:
-            listener.bind((host, 0))
-        except OSError:
-            pytest.skip(f"no {host} here")
-        listener.listen()
+    try:
+        listener = socket.create_server((host, 0), family=family)
+    except OSError:
+        pytest.skip(f"no {host} here")
+    with listener:
         port = listener.getsockname()[1]
         with socket.socket(family) as reader, socket.socket(family) as waiting:
             reader.connect(listener.getsockname())
