@@ -46,11 +46,16 @@ class Drain:
         self._ends_at = time.monotonic() + seconds
         self._fronts_end_at = self._ends_at - seconds + min(seconds, _FRONT_SECONDS)
 
+    @property
+    def waits_for_fronts(self) -> bool:
+        """Whether the models stay yet."""
+        return time.monotonic() < self._fronts_end_at and any(front.poll() is None for front in self._fronts)
+
     def is_over(self) -> bool:
         """Whether all are unloaded, it took too long, or the server cannot say; unloads what is loaded."""
         if time.monotonic() > self._ends_at:
             return True
-        if time.monotonic() < self._fronts_end_at and any(front.poll() is None for front in self._fronts):
+        if self.waits_for_fronts:
             return False
         try:
             _, text = self._http.post("/v2/repository/index", {}, _ANSWER_SECONDS)
@@ -62,4 +67,5 @@ class Drain:
             return False
         except (OSError, ValueError, TypeError, KeyError):  # whatever is wrong with it, it can be told to end
             return True
-        return all(states.get(model) in _GONE for model in self._models)
+        # Steps as well: clients may ask an engine without the ensemble.
+        return all(states.get(model) in _GONE for model in self._models) and "UNLOADING" not in states.values()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from rose_ensemble.unsent import most_unsent
 _POLL_SECONDS = 0.1
 _OVERDUE_SECONDS = 10.0  # after the exit timeout, at which some servers begin to hang instead
 _HURRIED_SECONDS = 5.0
-_ANSWERS_LEAVE_SECONDS = 5.0  # from the end of the last model process to the end of a server that cannot end itself
+_ANSWERS_LEAVE_SECONDS = 5.0  # from the last work of its models' processes to the end of a server that does not end
 _LEAVE_BYTES = 1 << 14  # fewer leave without the server as well; refusals of those who still ask are such
 _IDLE_TICKS = 2  # hundredths of a second in that time; a process that only waits uses a tenth of one
 
@@ -146,7 +146,6 @@ class ServerProcess:
         self.stopping = threading.Event()
         self._http = TritonHttp(endpoints.host, endpoints.http_port)
         self._models = models
-        self._abandoned: frozenset[Stub] = frozenset()
         self._known: set[Stub] = set()
         self._fronts: list[subprocess.Popen[Any]] = []
         self._ticks: dict[Stub, int] = {}
@@ -198,10 +197,6 @@ class ServerProcess:
         self.stubs()
         return frozenset(self._known)
 
-    def abandon(self, stubs: Iterable[Stub]) -> None:
-        """Name processes of models that may never finish unloading: `wait` waits for those only while they work."""
-        self._abandoned |= frozenset(stubs)
-
     def drain_after(self, front: subprocess.Popen[Any]) -> None:
         """Name a process that ends by itself once `stopping` is set, and needs the models until it has."""
         self._fronts.append(front)
@@ -222,9 +217,9 @@ class ServerProcess:
         At a signal it is drained, and then told to end; at another one it is told to end at once, and has
         `_HURRIED_SECONDS` for that.
 
-        Once none of its models' processes has anything left to answer, it is ended with status 0: it would wait till
-        its exit timeout for connections of HTTP that nobody closes, and for models that never unload. One that outlives
-        even that is killed: such a model and callers without a deadline make Triton 24.10 hang in its gRPC server.
+        Once none of its models' processes does anything for some seconds, it is ended with status 0: it would wait till
+        its exit timeout for connections of HTTP and streams of gRPC that nobody closes, and for models that never
+        unload. One that outlives even that is killed.
 
         Args:
             signals: of a block that was begun before; by default those that come from now on.
@@ -261,37 +256,38 @@ class ServerProcess:
 
     def _until_end(self, signals: StopSignals, most_seconds: float) -> int:
         drain: Drain | None = None
-        served_at = time.monotonic()
+        worked_at = time.monotonic()
         while (status := self._process.poll()) is None:
-            hurried = signals.came_again or (signals.came and self._asked)
             if self._told_at is None and (signals.came or self._asked):
                 self.stopping.set()
                 drain = drain or Drain(self._http, self._models, self._fronts)
-                if hurried or not self._was_ready or drain.is_over():
+                if signals.came_again or not self._was_ready or drain.is_over():
                     self.terminate()
-            if hurried:
+            if signals.came_again:
                 most_seconds = min(most_seconds, _HURRIED_SECONDS)
                 for front in self._fronts:
                     front.kill()
-            if self._told_at is None or self._is_at_work():
-                served_at = time.monotonic()
-            elif time.monotonic() - served_at > _ANSWERS_LEAVE_SECONDS:
-                self._kill()
-                return 0
+            drains = drain is not None and not drain.waits_for_fronts
+            if not (drains or self._told_at is not None) or self._is_at_work():
+                worked_at = time.monotonic()
+            elif time.monotonic() - worked_at > _ANSWERS_LEAVE_SECONDS:
+                if self._told_at is not None:
+                    self._kill()
+                    return 0
+                self.terminate()
+                worked_at = time.monotonic()
             if self._told_at is not None and time.monotonic() - self._told_at > most_seconds:
                 self._kill()
             time.sleep(_POLL_SECONDS)
         return status
 
     def _is_at_work(self) -> bool:
-        """Whether a process of its models is there that was not given up or that works, or an answer still leaves."""
-        live = self.stubs()
-        ticks = {stub: stub.ticks() for stub in live}
-        works = any(ticks[stub] - self._ticks.get(stub, -_IDLE_TICKS - 1) > _IDLE_TICKS for stub in live)
+        """Whether a process of its models has used a core since that was last so, or an answer still leaves."""
+        ticks = {stub: stub.ticks() for stub in self.stubs()}
+        works = any(ticks[stub] - self._ticks.get(stub, -_IDLE_TICKS - 1) > _IDLE_TICKS for stub in ticks)
         if works:
             self._ticks = ticks
-        at = self.endpoints
-        return works or not live <= self._abandoned or most_unsent((at.http_port, at.grpc_port)) > _LEAVE_BYTES
+        return works or most_unsent((self.endpoints.http_port, self.endpoints.grpc_port)) > _LEAVE_BYTES
 
     def _kill(self) -> None:
         os.killpg(self._process.pid, SIGKILL)

@@ -15,9 +15,9 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """SIGTERM, SIGINT, and SIGHUP unless it is ignored, as `nohup` has it."""
-    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
-    return (signal.SIGTERM, signal.SIGINT, *hangup)
+    """SIGTERM, SIGINT and SIGHUP, but for those that are ignored, as `nohup` and shells in the background have it."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    return tuple(number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN)
 
 
 @contextmanager

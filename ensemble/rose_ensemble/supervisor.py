@@ -158,7 +158,6 @@ class _Watch:
         steps = (self._pipeline.tokenize_name, self._pipeline.rose_name)
         self._leftover = frozenset(stub for stub in self._server.known_stubs() if stub.model in steps)
         self._drained_at = time.monotonic() + _DRAIN_SECONDS
-        self._server.abandon(self._leftover)
         models, ensemble = "/v2/repository/models", self._pipeline.name
         try:
             for name in (ensemble, *steps):

@@ -54,6 +54,16 @@ def test_what_was_being_loaded_is_unloaded_too() -> None:
     assert triton.asked == [_INDEX, _INDEX, _INDEX, _UNLOAD, _INDEX]
 
 
+def test_steps_are_waited_for_too() -> None:
+    """A client may have asked an engine without the ensemble."""
+    index = [{"name": "embed", "state": "UNAVAILABLE"}, {"name": "rose", "state": "UNLOADING"}]
+    with stand_in(lambda _path, _posted: (200, json.dumps(index))) as port:
+        waiting = Drain(TritonHttp("127.0.0.1", port), ["embed"])
+        assert not waiting.is_over()
+        index[1]["state"] = "UNAVAILABLE"
+        assert waiting.is_over()
+
+
 def test_a_model_that_never_was_there_is_not_waited_for() -> None:
     with stand_in(_Triton(None).answer) as port:
         assert Drain(TritonHttp("127.0.0.1", port), ["embed", "another"]).is_over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -299,22 +300,24 @@ def _stubborn(tmp_path: Path, endpoints: Endpoints = _ENDPOINTS) -> ServerProces
 
 
 @pytest.mark.slow
-def test_a_server_that_holds_only_abandoned_processes_is_ended(tmp_path: Path) -> None:
-    """Two model processes: the abandoned one stays for ever, the other for as long as it has work."""
-    old, new = (stub_command(tmp_path, model) for model in ("old", "new"))
+@pytest.mark.parametrize("state", ["UNLOADING", "UNAVAILABLE"])
+def test_a_process_of_a_model_is_waited_for_while_it_works(tmp_path: Path, state: str) -> None:
+    """One whose neighbour died, or that somebody keeps a stream to, is never unloaded."""
+    work = stub_command(tmp_path)
+    Path(work[1]).write_text("i=0; while [ $i -lt 6000000 ]; do i=$((i+1)); done; : > answered; read line")
     script = (
         "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"old = subprocess.Popen({old}, executable='/bin/sh', stdin=subprocess.PIPE); "
-        f"new = subprocess.Popen({new}, executable='/bin/sh', stdin=subprocess.PIPE); "
-        f"time.sleep(3); open({str(tmp_path / 'answered')!r}, 'w').close(); new.communicate(); time.sleep(600)"
+        f"subprocess.Popen({work}, executable='/bin/sh', cwd={str(tmp_path)!r}, stdin=subprocess.PIPE); time.sleep(600)"
     )
-    process = _started(script, tmp_path)
-    wait_until(lambda: len(process.stubs()) == 2, "both are there")
-    process.abandon(stub for stub in process.stubs() if stub.model == "old")
-    process.terminate()
-    assert process.wait() == 0
+    with stand_in(lambda _path, _posted: (200, json.dumps([{"name": "embed", "state": state}]))) as port:
+        process = _ready(script, tmp_path, port)
+        wait_until(lambda: len(process.stubs()) == 1, "it is there")
+        process.ask_to_end()
+        began = time.monotonic()
+        assert process.wait() == 0
+        assert 10 < time.monotonic() - began < 90
     assert (tmp_path / "answered").exists()
-    assert processes_mentioning(tmp_path / "old") == []
+    assert processes_mentioning(tmp_path / "rose") == []
 
 
 @pytest.mark.parametrize("ends", ["when asked", "by itself"])

@@ -18,7 +18,7 @@ from rose_ensemble.signals import StopSignals, held_signals, stop_signals
 def got() -> Iterator[list[int]]:
     """Signals that came to whoever handled them before."""
     found = list[int]()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # also where the tests were started to ignore one
     previous = [signal.signal(number, lambda signum, _frame: found.append(signum)) for number in numbers]
     yield found
     for number, handler in zip(numbers, previous, strict=True):
@@ -72,16 +72,15 @@ def test_signals_are_noted_and_not_handed_on(got: list[int], monkeypatch: pytest
     assert got == [signal.SIGTERM]
 
 
-def test_a_hangup_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert stop_signals() == (signal.SIGTERM, signal.SIGINT)
-        with StopSignals() as noted:
-            _send(signal.SIGHUP)
-            assert not noted.came
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert signal.SIGHUP in stop_signals()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(got: list[int], number: signal.Signals) -> None:
+    assert number in stop_signals()
+    signal.signal(number, signal.SIG_IGN)
+    assert set(stop_signals()) == {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - {number}
+    with StopSignals() as noted:
+        _send(number)
+        assert not noted.came
+    assert got == []
 
 
 def test_another_thread_changes_nothing(got: list[int]) -> None:

@@ -93,12 +93,12 @@ class GatewayProcess:
             raise self._failure
 
     def stop(self) -> None:
-        """Have it answer what it has accepted and end; kill it if that takes too long, or at a signal."""
+        """Have it answer what it has accepted and end; kill it if that takes too long, or at a second signal."""
         ends_at = self._tell() + _DRAIN_SECONDS
         ends_at = max(ends_at, time.monotonic() + _LEAST_SECONDS)
         with StopSignals() as signals:
             while self._process.poll() is None:
-                if signals.came or time.monotonic() > ends_at:
+                if signals.came_again or time.monotonic() > ends_at:
                     self._process.kill()
                 time.sleep(_POLL_SECONDS)
 
