@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 from rich.console import Console
 
-from rose_ensemble.signals import stop_signals
+from rose_ensemble.signals import handled, stop_signals
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -44,7 +44,7 @@ def errors_to_exit(*kinds: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave through the stack, so that what was started is stopped on the way.
+    """Let SIGTERM and SIGHUP leave through the stack, as SIGINT does, so that what was started is stopped on the way.
 
     On the way no other signal raises anything, which would lose what is being stopped; what takes long heeds them.
     """
@@ -52,27 +52,24 @@ def sigterm_unwinds() -> Iterator[None]:
     def leave(signum: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001 (signature of a handler)
         for number in stop_signals():
             signal.signal(number, lambda _signum, _frame: None)
+        if signum == signal.SIGINT:
+            raise KeyboardInterrupt
         raise SystemExit(128 + signum)
 
     def swallowed(unraisable: UnraisableHookArgs) -> None:
         """Python drops what is raised in a destructor or a callback of its own, as importing has them: try again."""
         code = unraisable.exc_value.code if isinstance(unraisable.exc_value, SystemExit) else None
-        for number in numbers:
+        for number in stop_signals():
             if code == 128 + number:
                 signal.signal(number, leave)
                 Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number)).start()
                 return
         hook(unraisable)
 
-    numbers, hook = stop_signals(), sys.unraisablehook
-    previous = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
-        if number is not signal.SIGINT:  # which unwinds by itself
-            signal.signal(number, leave)
+    hook = sys.unraisablehook
     sys.unraisablehook = swallowed
     try:
-        yield
+        with handled(leave):
+            yield
     finally:
         sys.unraisablehook = hook
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -19,7 +19,7 @@ from rose_ensemble.signals import StopSignals, held_signals
 _PACKAGES = ("fastapi", "httptools", "orjson", "prometheus_client", "pybase64", "uvicorn", "uvloop")
 _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 50.0  # from when it is told to end; then its server does not wait for it either
-_LEAST_SECONDS = 2.0
+_LEAST_SECONDS = 2.0  # to hand on what the server answered last
 
 
 class GatewayFailedError(RoseError):
